@@ -1,0 +1,1 @@
+"""Control plane: everything that spans machines. No torch, no triton."""

@@ -1,0 +1,1 @@
+"""Data plane: one model replica on one or more GPUs. No ray, no redis, no HTTP."""

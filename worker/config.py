@@ -1,0 +1,105 @@
+"""What a worker is told at its start: frozen, complete, checked once. Torch-free.
+
+The control plane builds a `WorkerConfig` and hands it to the rank process as JSON. Values that depend on the
+machine are None here and resolved by the engine, which makes new objects and never writes into these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+class Frozen(BaseModel):
+    """Frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelConfig(Frozen):
+    """Which weights, and how they are computed with."""
+
+    folder: Path = Field(
+        description="local folder in Hugging Face form: config.json, safetensors, tokenizer.json"
+    )
+    served_name: str = Field(description="the name by which requests ask for it")
+    dtype: Dtype = Field("auto", description="of weights and activations; auto takes the checkpoint's")
+    max_model_len: int | None = Field(
+        None, ge=1, description="most tokens of prompt plus output; None takes the model's own limit"
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy makes random weights of the right shapes, for benchmarks"
+    )
+
+
+class CacheConfig(Frozen):
+    """The paged KV cache."""
+
+    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    num_gpu_blocks_override: int | None = Field(
+        None, ge=1, description="size of the block pool, on CPU too; None derives it from memory"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a GPU's memory for weights, activations and KV together"
+    )
+    cpu_kv_cache_gib: float = Field(
+        1.0, gt=0, description="size of the block pool where there is no GPU, in GiB"
+    )
+    kv_cache_dtype: Literal["auto"] = Field("auto", description="of cached K and V; auto is the model's")
+    enable_prefix_caching: bool = Field(True, description="share full blocks between equal prefixes")
+
+
+class BatchConfig(Frozen):
+    """What one engine step may hold."""
+
+    max_num_seqs: int = Field(64, ge=1, description="most sequences running at once")
+    max_num_batched_tokens: int = Field(
+        512, ge=1, description="token budget of one step: decodes first, then prefill chunks"
+    )
+    max_waiting: int = Field(1024, ge=1, description="requests that may wait in the worker before it refuses")
+
+
+class RunnerConfig(Frozen):
+    """Where and how a step is computed."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    threads: int | None = Field(None, ge=1, description="CPU threads; None decides from the cores")
+    batch_invariant: bool | None = Field(
+        None,
+        description="same tokens whatever else is in the batch, bit for bit; None: yes on CPU, no on CUDA",
+    )
+
+
+class EngineConfig(Frozen):
+    """One model replica."""
+
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    batch: BatchConfig = BatchConfig()
+    runner: RunnerConfig = RunnerConfig()
+
+
+class FakeConfig(Frozen):
+    """A worker that speaks the protocol and keeps real block accounts, but computes nothing (`fake.py`)."""
+
+    step_base_s: float = Field(0.005, ge=0, description="time of an empty step")
+    prefill_token_s: float = Field(0.0, ge=0, description="time per prompt token")
+    sequence_s: float = Field(0.0, ge=0, description="time per decoding sequence")
+    total_blocks: int = Field(4096, ge=1, description="size of the pretended block pool")
+
+
+class WorkerConfig(Frozen):
+    """Everything a rank process is started with; secrets come by environment instead."""
+
+    worker_id: str
+    engine: EngineConfig
+    bind: str = Field("tcp://127.0.0.1:0", description="where routers reach this worker")
+    advertise_host: str | None = Field(None, description="host told to others; None: the bound one")
+    supervisor: str | None = Field(None, description="endpoint of the supervising process")
+    heartbeat_s: float = Field(0.25, gt=0, description="interval of reports to the scheduler")
+    scheduler_timeout_s: float = Field(3.0, gt=0, description="silence that counts as loss")
+    fake: FakeConfig | None = None
