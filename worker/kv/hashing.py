@@ -2,8 +2,8 @@
 
 A full block's hash is BLAKE2b-128 over (parent hash, its token ids). The chain starts at a root that mixes
 in everything that makes two KV caches different: model content, weight quantisation, block size, KV dtype,
-layout version and KV group (`hash_root`), then adapter and tenant salt (`request_root`). A hash thus names one
-content in one form, and equal hashes are interchangeable on every worker.
+layout version and KV group (`hash_root`), then adapter and tenant salt (`request_root`). A hash thus names
+one content in one form, and equal hashes are interchangeable on every worker.
 """
 
 from __future__ import annotations
