@@ -20,13 +20,9 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class ModelConfig(Frozen):
-    """Which weights, and how they are computed with."""
+class ModelOptions(Frozen):
+    """How weights are read and computed with, whichever they are."""
 
-    folder: Path = Field(
-        description="local folder in Hugging Face form: config.json, safetensors, tokenizer.json"
-    )
-    served_name: str = Field(description="the name by which requests ask for it")
     dtype: Dtype = Field("auto", description="of weights and activations; auto takes the checkpoint's")
     max_model_len: int | None = Field(
         None, ge=1, description="most tokens of prompt plus output; None takes the model's own limit"
@@ -34,6 +30,15 @@ class ModelConfig(Frozen):
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy makes random weights of the right shapes, for benchmarks"
     )
+
+
+class ModelConfig(ModelOptions):
+    """Which weights."""
+
+    folder: Path = Field(
+        description="local folder in Hugging Face form: config.json, safetensors, tokenizer.json"
+    )
+    served_name: str = Field(description="the name by which requests ask for it")
 
 
 class CacheConfig(Frozen):
