@@ -1,0 +1,20 @@
+"""Rotary position embedding (Su et al. 2021), half-split pairing as in Hugging Face checkpoints.
+
+Dimension i < R/2 is paired with i + R/2, where R ≤ D is the rotated width; the rest passes through.
+Shapes: q_THD [tokens, heads, head_dim], cos_sin_PR [positions, R] (cos first, then sin, R/2 each; fp32).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotary(x_THD: Tensor, positions_T: Tensor, cos_sin_PR: Tensor) -> Tensor:
+    """x rotated by its position; computed in fp32, rounded once."""
+    R = cos_sin_PR.shape[1]
+    cos, sin = cos_sin_PR[positions_T].unsqueeze(1).chunk(2, dim=-1)
+    first, second = x_THD[..., :R].float().chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    rotated = rotated.to(x_THD.dtype)
+    return rotated if x_THD.shape[-1] == R else torch.cat((rotated, x_THD[..., R:]), dim=-1)
