@@ -1,0 +1,42 @@
+# The verbs people type. A fresh clone needs only python3 (3.11 or later, with venv) and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint bench clean
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  ARGS="..." passes options on; PYTHON=... picks the interpreter, VENV=... the environment'
+
+serve: $(STAMP) ## start the server, e.g. make serve ARGS="--port 8123 --workers 2"
+	$(BIN)/decodefleet serve $(ARGS)
+
+test: $(STAMP) ## run the tests, e.g. make test ARGS="tests/worker -k stop"
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## format, types, import rules and spelling; what CI runs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+bench: $(STAMP) ## load a running server, e.g. make bench ARGS="--concurrency 1,8,32"
+	$(BIN)/decodefleet bench serve $(ARGS)
+
+clean: ## remove caches and build output; the environment stays
+	rm -rf build dist .pyroot/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find cluster worker kernels tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml deploy/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "decodefleet needs Python 3.11 or later: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing into $(VENV): a few minutes the first time.'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint deploy/constraints.txt --editable '.[test,dev]'
+	@touch $@
