@@ -100,7 +100,7 @@ class FakeConfig(Frozen):
 class WorkerConfig(Frozen):
     """Everything a rank process is started with; secrets come by environment instead."""
 
-    worker_id: str
+    worker_id: str = Field(description="unique in the cluster, the same after a restart")
     engine: EngineConfig
     bind: str = Field("tcp://127.0.0.1:0", description="where routers reach this worker")
     advertise_host: str | None = Field(None, description="host told to others; None: the bound one")
