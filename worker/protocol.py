@@ -11,7 +11,7 @@ travel is `transport.py`'s business.
     worker    -> scheduler   Register, Heartbeat
     scheduler -> worker      Acknowledge
     supervisor-> worker      Attach, Drain, Shutdown
-    worker    -> supervisor  Loading, Ready, KvEvents, SchedulerLost, Failed
+    worker    -> supervisor  Loading, Ready, Heartbeat, KvEvents, SchedulerLost, Failed
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     waiting_prefill_tokens: prompt tokens not computed yet, of waiting and running sequences together.
     running_kv_tokens: tokens in the KV cache of running sequences.
     free_blocks, cached_blocks: never used or forgotten; evictable but findable. Both can be allocated.
+    max_running: most sequences it runs at once; None where nothing but memory limits it.
     steps: engine steps finished; with `busy_since` (monotonic age in s of the step under way, else None) it
         tells a hang from a long prefill.
     """
@@ -87,6 +88,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     total_blocks: int = 0
     free_blocks: int = 0
     cached_blocks: int = 0
+    max_running: int | None = None
     draining: bool = False
     steps: int = 0
     busy_for_s: float | None = None
@@ -298,7 +300,10 @@ class Register(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Several times a second, from an I/O thread that goes on during a long step."""
+    """Several times a second, from an I/O thread that goes on during a step; to scheduler and supervisor.
+
+    After Drain, a heartbeat with `draining` and neither running nor waiting sequences means: drained.
+    """
 
     worker_id: str
     incarnation: str
@@ -376,7 +381,7 @@ ToWorker = Submit | Abort | Attach | Drain | Shutdown
 ToRouter = StepOutput | Rejected | Welcome | Placement | Refusal
 ToScheduler = Hello | Place | Started | Release | RouterReport | Register | Heartbeat
 FromScheduler = Acknowledge | Welcome | Placement | Refusal
-ToSupervisor = Loading | Ready | KvEvents | SchedulerLost | Failed
+ToSupervisor = Loading | Ready | Heartbeat | KvEvents | SchedulerLost | Failed
 
 
 class EventSink(Protocol):
