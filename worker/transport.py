@@ -30,7 +30,11 @@ class ProtocolError(ValueError):
 
 
 class PeerUnreachable(ConnectionError):
-    """The peer is gone, or its queue is full because it does not drain."""
+    """The peer is gone, or (`full`) its queue is, because it does not drain."""
+
+    def __init__(self, *, full: bool) -> None:
+        super().__init__("the peer does not drain its queue" if full else "the peer is gone")
+        self.full = full
 
 
 class Codec(Generic[T]):
@@ -102,6 +106,18 @@ def connect(
         socket.curve_publickey, socket.curve_secretkey = security.public, security.private
     socket.connect(endpoint)
     return socket
+
+
+def send(socket: Any, *frames: bytes) -> None:
+    """Send without ever blocking. Raises PeerUnreachable; nothing was sent then."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK)
+    except zmq.Again:
+        raise PeerUnreachable(full=True) from None
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        raise PeerUnreachable(full=False) from None
 
 
 def is_local(endpoint: str) -> bool:

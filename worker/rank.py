@@ -1,0 +1,59 @@
+"""Entry point of a rank process: `python -m decodefleet.worker.rank --config FILE`.
+
+Reads a WorkerConfig as JSON (the cluster secret comes by environment), builds the engine and serves until
+told to stop. Dies with its parent. The engine is imported inside, so that a fake worker needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from .config import WorkerConfig
+from .engine_api import EngineLike, Progress
+from .protocol import EventSink
+from .server import WorkerServer
+from .transport import Security
+
+SECRET_VARIABLE = "DECODEFLEET_CLUSTER_SECRET"
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="decodefleet.worker.rank", description="one rank of a worker")
+    parser.add_argument("--config", type=Path, required=True, help="WorkerConfig as JSON")
+    parser.add_argument("--log-level", default="INFO")
+    options = parser.parse_args(argv)
+    die_with_parent()
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    config = WorkerConfig.model_validate_json(options.config.read_text())
+
+    def build_engine(sink: EventSink, progress: Progress) -> EngineLike:
+        if config.fake is not None:
+            from .fake import FakeEngine
+
+            return FakeEngine(config.engine, config.fake, sink, progress)
+        from .engine import Engine
+
+        return Engine(config.engine, sink, progress)
+
+    server = WorkerServer(config, build_engine, Security.from_secret(os.environ.get(SECRET_VARIABLE)))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, _frame: server.stop(f"stopped by {signal.Signals(signum).name}"))
+    return server.run()
+
+
+def die_with_parent() -> None:
+    """SIGKILL for us when the thread that started us ends, even by SIGKILL itself."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
