@@ -1,0 +1,250 @@
+"""A model folder in Hugging Face form, described: config, weight files, where each tensor lies, content hash.
+
+Only safetensors. Reads headers and samples, never whole tensors, and does not know which architectures the
+engine can run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from .errors import ModelError
+from .safetensors_file import Header, TensorEntry, check_safetensors
+
+__all__ = [
+    "ModelInfo",
+    "TensorEntry",
+    "check_safetensors",
+    "fingerprint",
+    "read_config",
+    "require_architecture",
+    "tensor_index",
+    "weight_bytes",
+    "weight_files",
+]
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SAMPLE_BYTES = 64 * 1024
+SAMPLES_PER_FILE = 16
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """config.json in the terms of this project.
+
+    rope_scaling: None for plain rotary embeddings, else the parameters with their `rope_type`.
+    dtype: of the checkpoint as the config has it ("bfloat16", …); None where it does not say.
+    eos_token_ids: of generation_config.json and config.json together, in this order.
+    sliding_window: tokens, None where attention is full.
+    raw: config.json as it is; not to be changed.
+    """
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    tie_word_embeddings: bool
+    dtype: str | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    sliding_window: int | None
+    raw: dict[str, Any]
+
+
+def read_config(folder: Path) -> ModelInfo:
+    """Read config.json and generation_config.json. Raises ModelError on what is missing or malformed."""
+    path = folder / CONFIG
+    raw = _read_json(path)
+    generation = _read_json(folder / GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
+    number = partial(_number, path, raw)
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelError(
+            f"{path} names no architecture.", "Add its `architectures` as transformers writes it."
+        )
+    hidden_size, heads = number("hidden_size"), number("num_attention_heads")
+    rope_theta, rope_scaling = _rope(path, raw)
+    bos = _token_ids(generation, "bos_token_id") or _token_ids(raw, "bos_token_id")
+    eos = (*_token_ids(generation, "eos_token_id"), *_token_ids(raw, "eos_token_id"))
+    return ModelInfo(
+        architecture=architectures[0],
+        hidden_size=hidden_size,
+        intermediate_size=number("intermediate_size"),
+        layers=number("num_hidden_layers"),
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", hidden_size // heads),
+        vocab_size=number("vocab_size"),
+        max_position_embeddings=number("max_position_embeddings"),
+        rms_norm_eps=_real(path, raw, "rms_norm_eps", 1e-6),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        dtype=raw.get("dtype") or raw.get("torch_dtype"),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        sliding_window=raw.get("sliding_window") if raw.get("use_sliding_window", True) else None,
+        raw=raw,
+    )
+
+
+def require_architecture(info: ModelInfo, supported: Collection[str]) -> None:
+    """Raise ModelError unless the model's architecture is among `supported`."""
+    if info.architecture not in supported:
+        raise ModelError(
+            f"The architecture {info.architecture} is not supported.",
+            f"Serve a model of one of these: {', '.join(sorted(supported))}.",
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the model, in a fixed order. Raises ModelError naming missing shards."""
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"{folder} has pickled weights ({', '.join(pickles[:3])}); loading them can run any code.",
+            "Convert them where you trust them: "
+            "`AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)` writes safetensors.",
+        )
+    raise ModelError(
+        f"{folder} holds no weights: neither {SINGLE} nor {INDEX} is there.",
+        "Fetch the safetensors files of the model into this folder.",
+    )
+
+
+def tensor_index(folder: Path) -> dict[str, TensorEntry]:
+    """Where each tensor lies. Every file is checked on the way; raises ModelError on the first broken one."""
+    tensors: dict[str, TensorEntry] = {}
+    for header in _headers(folder):
+        tensors.update(header.tensors)
+    return tensors
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of all tensors as they are on disk."""
+    return sum(entry.nbytes for entry in tensor_index(folder).values())
+
+
+def fingerprint(folder: Path) -> str:
+    """Content hash of a model, 32 hex digits: the same wherever the folder lies and whatever it is called.
+
+    It covers config.json, all safetensors headers and file sizes, and samples of the data: 64 KiB at 16
+    places spread over each file. It is a sample, so that it takes milliseconds: weights edited in a few
+    bytes between the samples have the same fingerprint; another training run, even a short one, has not.
+    """
+    state = blake2b(digest_size=16)
+    state.update((folder / CONFIG).read_bytes())
+    for path in weight_files(folder):
+        header = check_safetensors(path)
+        state.update(header.size.to_bytes(8, "little"))
+        state.update(header.raw)
+        for sample in _samples(path, header.size):
+            state.update(sample)
+    return state.hexdigest()
+
+
+def _headers(folder: Path) -> Iterator[Header]:
+    return map(check_safetensors, weight_files(folder))
+
+
+def _samples(path: Path, size: int) -> Iterator[bytes]:
+    last = max(0, size - SAMPLE_BYTES)
+    with path.open("rb") as file:
+        for i in range(SAMPLES_PER_FILE):
+            file.seek(last * i // (SAMPLES_PER_FILE - 1))
+            yield file.read(SAMPLE_BYTES)
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{index} has no usable weight_map.", "Fetch this file again.")
+    names = sorted(set(weight_map.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise ModelError(f"{index} names files outside the folder: {outside[0]}.", "Fetch this file again.")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ModelError(
+            f"{folder} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing)}.",
+            "Fetch the missing files into this folder.",
+        )
+    return [folder / name for name in names]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ModelError(
+            f"{path} is missing.",
+            "Give a folder in Hugging Face form: config.json, safetensors files, tokenizer.json.",
+        )
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}.", "Fetch this file again.") from error
+    if not isinstance(fields, dict):
+        raise ModelError(f"{path} does not hold a JSON object.", "Fetch this file again.")
+    return fields
+
+
+def _number(path: Path, raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelError(
+            f"{path} has no {key}, which every Llama-like decoder has.",
+            f"Is {raw.get('architectures')} a decoder-only language model? Others cannot be served.",
+        )
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{path}: {key} must be a positive integer, not {value!r}.", "Correct it.")
+    return value
+
+
+def _real(path: Path, raw: dict[str, Any], key: str, default: float) -> float:
+    value = raw.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelError(f"{path}: {key} must be a positive number, not {value!r}.", "Correct it.")
+    return float(value)
+
+
+def _rope(path: Path, raw: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """Base and scaling: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ModelError(
+            f"{path} has rotary parameters per layer type, which are not supported yet.",
+            "Serve a model with one set of them for all layers.",
+        )
+    theta = _real(path, {**raw, **parameters}, "rope_theta", 10_000.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    return theta, {**parameters, "rope_type": kind}
+
+
+def _token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
+    value = raw.get(key)
+    values = value if isinstance(value, list) else [value]
+    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))

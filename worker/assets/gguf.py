@@ -1,0 +1,256 @@
+"""GGUF to a folder in Hugging Face form: bf16 safetensors, config, tokenizer, chat template.
+
+The `gguf` package reads and dequantises; what is ours is the table of architectures and the way back from
+llama.cpp's layout to the checkpoint's. A tensor or setting that the table does not know is an error: a model
+that is converted computes what the GGUF's does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ModelError
+from .gguf_tokenizer import write_tokenizer
+from .progress import ProgressSink
+from .safetensors_file import write_safetensors
+
+# part of the name of converted folders: raise it when the same GGUF would come out differently
+CONVERTER_VERSION = 1
+
+_MAGIC = b"GGUF"
+# rows are dequantised in slices of about this many fp32 values
+_SLICE_VALUES = 4 << 20
+_USE_SAFETENSORS = "Serve the model's original safetensors files instead."
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    """How one architecture's GGUF differs from its checkpoint.
+
+    config: GGUF key (without the architecture's prefix) to config.json key.
+    optional: those GGUF keys that have a default where they are absent.
+    tensors: GGUF name to checkpoint name; {} stands for the layer.
+    interleaved: GGUF names whose rows llama.cpp reorders for its rotary embedding, with the key of the
+        number of heads.
+    """
+
+    hf_class: str
+    model_type: str
+    config: Mapping[str, str]
+    optional: Collection[str]
+    tensors: Mapping[str, str]
+    interleaved: Mapping[str, str]
+
+
+_LLAMA = GgufArchitecture(
+    hf_class="LlamaForCausalLM",
+    model_type="llama",
+    config={
+        "context_length": "max_position_embeddings",
+        "block_count": "num_hidden_layers",
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.freq_base": "rope_theta",
+        "rope.dimension_count": "head_dim",
+    },
+    optional=("attention.head_count_kv", "rope.freq_base", "rope.dimension_count"),
+    tensors={
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+        "blk.{}.attn_norm.weight": "model.layers.{}.input_layernorm.weight",
+        "blk.{}.attn_q.weight": "model.layers.{}.self_attn.q_proj.weight",
+        "blk.{}.attn_k.weight": "model.layers.{}.self_attn.k_proj.weight",
+        "blk.{}.attn_v.weight": "model.layers.{}.self_attn.v_proj.weight",
+        "blk.{}.attn_output.weight": "model.layers.{}.self_attn.o_proj.weight",
+        "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+        "blk.{}.ffn_gate.weight": "model.layers.{}.mlp.gate_proj.weight",
+        "blk.{}.ffn_up.weight": "model.layers.{}.mlp.up_proj.weight",
+        "blk.{}.ffn_down.weight": "model.layers.{}.mlp.down_proj.weight",
+    },
+    interleaved={
+        "blk.{}.attn_q.weight": "attention.head_count",
+        "blk.{}.attn_k.weight": "attention.head_count_kv",
+    },
+)
+
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {"llama": _LLAMA}
+
+
+def convert_gguf(source: Path, folder: Path, progress: ProgressSink) -> None:
+    """Write the model in `source` into the existing, empty `folder`. Raises ModelError.
+
+    Weights become bf16: dequantised to fp32, rounded to nearest, ties to even. Memory stays near the size
+    of the largest tensor in bf16.
+    """
+    reader = _open(source)
+    metadata = _Metadata(source, reader)
+    architecture = ARCHITECTURES.get(metadata.architecture)
+    if architecture is None:
+        raise ModelError(
+            f"{source} has the architecture {metadata.architecture}; "
+            f"GGUF files of these can be converted: {', '.join(ARCHITECTURES)}.",
+            _USE_SAFETENSORS,
+        )
+    tensors = {_checkpoint_name(source, architecture, t.name): t for t in reader.tensors}
+    config = _config(metadata, architecture, tensors)
+    _write_json(folder / "config.json", config)
+    eos = write_tokenizer(metadata.fields, folder)
+    _write_json(folder / "generation_config.json", _generation_config(metadata, eos))
+    shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in tensors.items()}
+    progress.start("converting", sum(t.n_bytes for t in reader.tensors))
+    data = _converted(metadata, architecture, tensors, progress)
+    write_safetensors(folder / "model.safetensors", shapes, "BF16", data)
+    progress.done()
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round fp32 to the bits of bf16, to nearest and ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    # the addition could carry a NaN's payload into infinity
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+class _Metadata:
+    """The key-value part of a GGUF; reads keys with the architecture's prefix."""
+
+    def __init__(self, source: Path, reader: gguf.GGUFReader) -> None:
+        self.source = source
+        self.fields: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+        self.architecture = str(self.fields.get("general.architecture"))
+
+    def find(self, key: str) -> Any:
+        return self.fields.get(f"{self.architecture}.{key}")
+
+    def get(self, key: str) -> Any:
+        value = self.find(key)
+        if value is None:
+            raise ModelError(
+                f"{self.source} lacks the setting {self.architecture}.{key}.",
+                "Get the file from another source.",
+            )
+        return value
+
+
+def _open(source: Path) -> gguf.GGUFReader:
+    with source.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise ModelError(f"{source} is not a GGUF file.", "Check the path, or fetch the file again.")
+    try:
+        return gguf.GGUFReader(source)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        # the reader maps the file: what lies behind its end comes out as arrays that are too short
+        raise ModelError(
+            f"{source} is truncated or damaged ({source.stat().st_size:,} bytes): {error}.",
+            "Fetch the file again.",
+        ) from error
+
+
+def _checkpoint_name(source: Path, architecture: GgufArchitecture, name: str) -> str:
+    pattern, layer = _split_layer(name)
+    target = architecture.tensors.get(pattern)
+    if target is None:
+        raise ModelError(f"{source} holds the tensor {name}, which cannot be converted.", _USE_SAFETENSORS)
+    return target.format(layer)
+
+
+def _split_layer(name: str) -> tuple[str, str]:
+    match = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+    return (f"blk.{{}}.{match[2]}", match[1]) if match else (name, "")
+
+
+def _config(
+    metadata: _Metadata, architecture: GgufArchitecture, tensors: Mapping[str, gguf.ReaderTensor]
+) -> dict[str, Any]:
+    scaling = metadata.find("rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise ModelError(
+            f"{metadata.source} scales its rotary embedding ({scaling}), which cannot be converted.",
+            _USE_SAFETENSORS,
+        )
+    fields = metadata.fields
+    return {
+        "architectures": [architecture.hf_class],
+        "model_type": architecture.model_type,
+        **_settings(metadata, architecture),
+        # the rows there are: vocabularies may be padded
+        "vocab_size": int(tensors["model.embed_tokens.weight"].shape[-1]),
+        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _settings(metadata: _Metadata, architecture: GgufArchitecture) -> dict[str, Any]:
+    settings = {}
+    for key, target in architecture.config.items():
+        value = metadata.find(key) if key in architecture.optional else metadata.get(key)
+        # stored as fp32: the shortest decimal that names it is what the checkpoint's config had
+        settings[target] = float(str(np.float32(value))) if isinstance(value, float) else value
+    return settings
+
+
+def _generation_config(metadata: _Metadata, eos: list[int]) -> dict[str, Any]:
+    return {
+        "bos_token_id": metadata.fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": eos,
+        "pad_token_id": metadata.fields.get("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _converted(
+    metadata: _Metadata,
+    architecture: GgufArchitecture,
+    tensors: Mapping[str, gguf.ReaderTensor],
+    progress: ProgressSink,
+) -> Iterator[tuple[str, bytes]]:
+    for name, tensor in tensors.items():
+        bits = _dequantise(tensor)
+        heads_key = architecture.interleaved.get(_split_layer(tensor.name)[0])
+        if heads_key is not None:
+            heads = metadata.find(heads_key) or metadata.get("attention.head_count")
+            bits = _split_halves(bits, heads)
+        yield name, bits.astype("<u2", copy=False).tobytes()
+        progress.advance(tensor.n_bytes)
+
+
+def _dequantise(tensor: gguf.ReaderTensor) -> npt.NDArray[np.uint16]:
+    """One tensor as bf16 bits, fp32 only a slice of rows at a time."""
+    shape = tuple(int(n) for n in reversed(tensor.shape))
+    if len(shape) == 1:
+        return to_bf16(gguf.dequantize(tensor.data, tensor.tensor_type))
+    bits = np.empty(shape, dtype=np.uint16)
+    step = max(1, _SLICE_VALUES // int(np.prod(shape[1:])))
+    for row in range(0, shape[0], step):
+        bits[row : row + step] = to_bf16(gguf.dequantize(tensor.data[row : row + step], tensor.tensor_type))
+    return bits
+
+
+def _split_halves(rows: npt.NDArray[np.uint16], heads: int) -> npt.NDArray[np.uint16]:
+    """Undo llama.cpp's order of a head's rows: the two parts of a rotated pair are neighbours there,
+    half a head apart here."""
+    half = rows.shape[0] // heads // 2
+    return rows.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _write_json(path: Path, fields: dict[str, Any]) -> None:
+    present = {key: value for key, value in fields.items() if value is not None}
+    path.write_text(json.dumps(present, indent=2) + "\n")
