@@ -1,0 +1,76 @@
+"""How much memory a model needs and what fits into it. Pure arithmetic over a `ModelInfo`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .checkpoint import ModelInfo
+from .errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a KV pool holds, per rank. sequences: of the full `max_model_len` at once, rounded down."""
+
+    blocks: int
+    tokens: int
+    sequences: int
+
+
+def kv_bytes_per_token(info: ModelInfo, dtype_bytes: int, tp: int = 1) -> int:
+    """Bytes of K and V of one token in all layers, on each of `tp` ranks.
+
+    2 · layers · kv_heads · head_dim · bytes; with more ranks than KV heads each head is kept several times.
+    Raises ModelError when the heads cannot be divided among the ranks.
+    """
+    return 2 * info.layers * _kv_heads_per_rank(info, tp) * info.head_dim * dtype_bytes
+
+
+def parameters(info: ModelInfo) -> int:
+    """Weights of a Llama-like decoder as its config describes it; biases are not counted."""
+    q_width, kv_width = info.heads * info.head_dim, info.kv_heads * info.head_dim
+    attention = info.hidden_size * (2 * q_width + 2 * kv_width)
+    mlp = 3 * info.hidden_size * info.intermediate_size
+    norms = 2 * info.hidden_size
+    embeddings = info.vocab_size * info.hidden_size * (1 if info.tie_word_embeddings else 2)
+    return embeddings + info.layers * (attention + mlp + norms) + info.hidden_size
+
+
+def capacity(memory: int, per_token: int, block_size: int, max_model_len: int) -> Capacity:
+    """What `memory` bytes of KV pool hold.
+
+    per_token: from `kv_bytes_per_token`. Zero blocks are an answer, not an error.
+    """
+    blocks = max(0, memory) // (per_token * block_size)
+    blocks_per_sequence = -(-max_model_len // block_size)
+    return Capacity(blocks, blocks * block_size, blocks // blocks_per_sequence)
+
+
+def kv_budget(total: int, weights: int, utilization: float, activations: int = 0) -> int:
+    """Bytes left for KV on one device: `utilization` of the total, less weights and activations.
+
+    Raises ModelError when the weights alone do not fit.
+    """
+    usable = int(total * utilization)
+    budget = usable - weights - activations
+    if budget <= 0:
+        raise ModelError(
+            f"The model does not fit: weights take {_gib(weights)}, activations {_gib(activations)}, "
+            f"and {utilization:.0%} of {_gib(total)} may be used.",
+            "Spread it over more devices (--tensor-parallel-size), raise --gpu-memory-utilization, "
+            "or serve a smaller model.",
+        )
+    return budget
+
+
+def _kv_heads_per_rank(info: ModelInfo, tp: int) -> int:
+    if tp < 1 or info.heads % tp != 0 or max(info.kv_heads, tp) % min(info.kv_heads, tp) != 0:
+        raise ModelError(
+            f"{info.heads} attention heads and {info.kv_heads} KV heads cannot be divided among {tp} ranks.",
+            "Choose a tensor-parallel size that divides both.",
+        )
+    return max(1, info.kv_heads // tp)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
