@@ -15,7 +15,8 @@ from .paged_attention.metadata import AttentionMetadata
 from .paged_attention.reference import paged_attention_tiles
 from .rms_norm.reference import add_rms_norm, rms_norm
 from .rotary.reference import rotary
-from .sampling.reference import apply_penalties, child_seed, filter_logits, gumbel_noise
+from .sampling.reference import apply_penalties, filter_logits, gumbel_noise
+from .sampling.seeds import child_seed
 from .silu_mul.reference import silu_mul
 
 __all__ = [

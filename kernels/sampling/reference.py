@@ -11,10 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MASK32 = 0xFFFFFFFF
-# odd constants of a Weyl sequence and of two 32-bit finalisers (Steele et al. 2014; Wellons 2018)
-WEYL = 0x9E3779B9
-MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
+from .seeds import MASK32, MIX_1, MIX_2, WEYL, mix_int
 
 
 def apply_penalties(
@@ -71,14 +68,9 @@ def gumbel_noise(seeds_R: list[int], positions_R: list[int], vocab: int, device:
     return -torch.log(-torch.log1p(-uniform))
 
 
-def child_seed(seed: int, index: int) -> int:
-    """Seed of the index-th sequence of a request; the first keeps the request's own."""
-    return seed if index == 0 else _mix_int(_mix_int(seed & MASK32 ^ index) + (seed >> 32) + index * WEYL)
-
-
 def _key(seed: int, position: int) -> tuple[int, int]:
-    low = _mix_int(seed ^ _mix_int(position * WEYL))
-    return low, _mix_int((seed >> 32) ^ low ^ position)
+    low = mix_int(seed ^ mix_int(position * WEYL))
+    return low, mix_int((seed >> 32) ^ low ^ position)
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -88,12 +80,3 @@ def _mix(x: Tensor) -> Tensor:
     x = x ^ (x >> 15)
     x = (x * MIX_2) & MASK32
     return x ^ (x >> 16)
-
-
-def _mix_int(x: int) -> int:
-    x &= MASK32
-    x ^= x >> 16
-    x = x * MIX_1 & MASK32
-    x ^= x >> 15
-    x = x * MIX_2 & MASK32
-    return x ^ x >> 16

@@ -1,0 +1,225 @@
+"""The engine: one model replica, advanced one iteration at a time.
+
+A step is a sentence: plan, run, sample, commit, emit. The batcher plans, the KV manager gives blocks, the
+runner computes; this module keeps requests, applies what was sampled, and reports. One thread drives it.
+Knows nothing of sockets, routers, text or the scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from .admission import admit
+from .batcher import Batcher, StepPlan
+from .config import EngineConfig
+from .engine_api import Progress, Refused
+from .kv.block_pool import BlockPool
+from .kv.manager import KvManager
+from .loading import LoadedModel, load
+from .protocol import EventSink, FinishReason, ModelCard, Submit, TokenDelta, WorkerStats
+from .runner.model_runner import StepResult
+from .runner.sampler import Sampled
+from .sequence import Request, Sequence
+
+
+class Engine:
+    """See `engine_api.EngineLike`. Raises ModelError where the model cannot be loaded or does not fit."""
+
+    def __init__(self, config: EngineConfig, sink: EventSink, progress: Progress) -> None:
+        self._config = config
+        self._model: LoadedModel = load(config, progress)
+        self._runner = self._model.runner
+        self._pool = BlockPool(self._model.blocks, sink)
+        self._kv = KvManager(
+            self._pool, config.cache.block_size, prefix_caching=config.cache.enable_prefix_caching
+        )
+        self._batcher = Batcher(config.batch, self._kv)
+        self._requests: dict[tuple[str, int], Request] = {}
+        self._arrivals = 0
+        self._deltas: list[TokenDelta] = []
+        self._finished: Counter[str] = Counter()
+        self._steps = self._prompt_tokens = self._generated_tokens = 0
+        self._stats = WorkerStats()
+        self._note_stats()
+
+    @property
+    def card(self) -> ModelCard:
+        return self._model.card
+
+    @property
+    def total_blocks(self) -> int:
+        return self._pool.total
+
+    def submit(self, request: Submit) -> None:
+        if len(self._batcher.waiting) >= self._config.batch.max_waiting:
+            raise Refused("queue_full", f"{len(self._batcher.waiting)} sequences wait already")
+        admitted = admit(request, self.card, arrival=self._arrivals)
+        if admitted.key in self._requests:
+            return
+        self._arrivals += 1
+        self._requests[admitted.key] = admitted
+        for seq in admitted.live:
+            if seq not in admitted.unborn:
+                self._batcher.add(seq)
+        self._note_stats()
+
+    def abort(self, request_id: str, attempt: int, index: int | None = None) -> None:
+        request = self._requests.get((request_id, attempt))
+        if request is None:
+            return
+        for seq in [*request.live]:
+            if index is None or seq.index == index:
+                self._finish(seq, "abort")
+        self._note_stats()
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def step(self) -> list[TokenDelta]:
+        self._expire()
+        plan = self._batcher.plan()
+        if plan.chunks:
+            began = time.perf_counter()
+            result = self._runner.execute(plan)
+            self._commit(plan, result)
+            self._learn(plan, time.perf_counter() - began)
+        self._note_stats()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def stats(self) -> WorkerStats:
+        return self._stats
+
+    def check_integrity(self) -> None:
+        self._batcher.check_integrity()
+        requests = self._requests.values()
+        live = {id(seq) for request in requests for seq in request.live if seq not in request.unborn}
+        held = {id(seq) for seq in (*self._batcher.running, *self._batcher.waiting)}
+        assert live == held, "requests and batcher disagree about who is alive"
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached blocks that nobody uses; returns how many."""
+        return self._pool.clear_cache()
+
+    def close(self) -> None:
+        for request_id, attempt in [*self._requests]:
+            self.abort(request_id, attempt)
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        """Apply a step: computed tokens, full blocks, prompt scores, then what was sampled."""
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            # a prompt that is computed again is scored again
+            if chunk.start == 0:
+                seq.prompt_logprobs.clear()
+            self._prompt_tokens += max(min(chunk.start + chunk.count, seq.prompt_len) - chunk.start, 0)
+            seq.computed += chunk.count
+            self._kv.commit(seq)
+        for seq, scores in result.scored:
+            seq.prompt_logprobs += scores
+        for chunk in plan.chunks:
+            if chunk.samples and chunk.seq.request.unborn:
+                self._fork(chunk.seq)
+        for seq, sampled in result.sampled:
+            self._append(seq, sampled)
+
+    def _fork(self, head: Sequence) -> None:
+        """The prompt is computed: its siblings begin, sharing all of its blocks."""
+        siblings, head.request.unborn = head.request.unborn, []
+        for seq in siblings:
+            if self._batcher.has_room:
+                self._kv.fork(head, seq)
+                self._batcher.start_forked(seq)
+            else:
+                self._batcher.add(seq)
+
+    def _append(self, seq: Sequence, sampled: Sampled) -> None:
+        """Take a sampled token, emit it, and end the sequence where it says so."""
+        request, token = seq.request, sampled.token
+        if request.max_tokens == 0:
+            self._emit(seq, (), finish_reason="length")
+            self._finish(seq, "length")
+            return
+        seq.tokens.append(token)
+        self._generated_tokens += 1
+        reason = request.finish_reason(token, seq.output_tokens)
+        logprobs = None if sampled.logprobs is None else (sampled.logprobs,)
+        self._emit(
+            seq,
+            (token,),
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_token=token if reason == "stop" else None,
+        )
+        if reason is not None:
+            self._finish(seq, reason)
+
+    def _emit(self, seq: Sequence, tokens: tuple[int, ...], **fields: Any) -> None:
+        # the first delta also tells what the cache supplied and how the prompt scored
+        if not seq.emitted:
+            seq.emitted = True
+            fields["cached_tokens"] = seq.cached_tokens or 0
+            if seq.request.params.prompt_logprobs is not None and seq.index == 0:
+                fields["prompt_logprobs"] = tuple(seq.prompt_logprobs)
+        request_id, attempt = seq.request.key
+        self._deltas.append(
+            TokenDelta(request_id=request_id, attempt=attempt, index=seq.index, tokens=tokens, **fields)
+        )
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """Out of the batcher, blocks back, and out of the request."""
+        request = seq.request
+        request.live.remove(seq)
+        self._finished[reason] += 1
+        if seq in request.unborn:
+            request.unborn.remove(seq)
+        else:
+            self._batcher.remove(seq)
+            if request.unborn:
+                # gone before its prompt was computed: the next one computes it
+                self._batcher.add(request.unborn.pop(0))
+        if not request.live:
+            del self._requests[request.key]
+
+    def _expire(self) -> None:
+        """Requests whose deadline passed before they started are ended with a reason."""
+        for seq in [seq for seq in self._batcher.waiting if seq.request.expired() and not seq.started]:
+            for late in [*seq.request.live]:
+                self._emit(late, (), finish_reason="error", error="deadline: the request waited too long")
+                self._finish(late, "error")
+
+    def _learn(self, plan: StepPlan, seconds: float) -> None:
+        self._steps += 1
+        decodes = sum(chunk.count == 1 for chunk in plan.chunks)
+        kv_tokens = sum(chunk.start + chunk.count for chunk in plan.chunks)
+        self._model.step_time.observe(seconds, plan.tokens - decodes, kv_tokens, decodes)
+
+    def _note_stats(self) -> None:
+        """A new snapshot, swapped in whole: other threads read it at any time."""
+        batcher, pool = self._batcher, self._pool
+        live = [*batcher.running, *batcher.waiting]
+        step_time = self._stats.step_time
+        # the fit is a 4×4 solve, cheap beside a step, but needless after each
+        if step_time is None or self._steps % 8 == 0:
+            step_time = self._model.step_time.fitted()
+        self._stats = WorkerStats(
+            running=len(batcher.running),
+            waiting=len(batcher.waiting),
+            max_running=self._config.batch.max_num_seqs,
+            waiting_prefill_tokens=sum(seq.remaining for seq in live if not seq.decoding),
+            running_kv_tokens=sum(seq.computed for seq in batcher.running),
+            total_blocks=pool.total,
+            free_blocks=pool.free,
+            cached_blocks=pool.cached,
+            steps=self._steps,
+            step_time=step_time,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            prefix_query_tokens=self._kv.query_tokens,
+            prefix_hit_tokens=self._kv.hit_tokens,
+            preemptions=batcher.preemptions,
+            evicted_blocks=pool.evictions,
+            finished=dict(self._finished),
+        )

@@ -1,0 +1,136 @@
+"""The pool of KV blocks: reference counts, the hash index, and who is evicted next.
+
+A block is in exactly one state:
+
+    used     ref > 0; hashed or not, on no list
+    cached   ref = 0 and hashed: findable, and evictable, oldest release first
+    free     ref = 0 and not hashed
+
+Allocation takes free blocks first, then evicts cached ones in LRU order. A used block is never evicted.
+Knows nothing of sequences, tensors or tiers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+from ..protocol import EventSink
+
+
+class BlockPool:
+    """Blocks are integers in [0, total); all methods keep `check_integrity` true."""
+
+    def __init__(self, total: int, sink: EventSink | None = None) -> None:
+        self.total = total
+        self.evictions = 0
+        self._sink = sink
+        self._refs = [0] * total
+        self._hash_of: list[bytes | None] = [None] * total
+        self._block_of: dict[bytes, int] = {}
+        self._free = deque(range(total))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def available(self) -> int:
+        """Blocks that an allocation can have."""
+        return len(self._free) + len(self._cached)
+
+    def refs(self, block: int) -> int:
+        return self._refs[block]
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block that holds this content, in use or cached."""
+        return self._block_of.get(block_hash)
+
+    def is_cached(self, block: int) -> bool:
+        """Held by nobody, so that sharing it takes it out of what can be allocated."""
+        return self._refs[block] == 0
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks with one reference each and no content, or None: all or nothing."""
+        if count > self.available:
+            return None
+        evicted: list[bytes] = []
+        blocks = [self._take(evicted) for _ in range(count)]
+        if evicted:
+            self.evictions += len(evicted)
+            if self._sink is not None:
+                self._sink.kv_removed(evicted)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each; a cached block comes back into use."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                del self._cached[block]
+            self._refs[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One reference less to each. Later blocks of a sequence are given up for eviction before earlier
+        ones, since a prefix without its beginning is of no use."""
+        for block in reversed(blocks):
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if self._hash_of[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def commit(self, block: int, block_hash: bytes) -> None:
+        """The used block is full and immutable from now on: it can be found by its hash.
+
+        A second block with the same content stays anonymous; the first one keeps the name.
+        """
+        if self._hash_of[block] is not None or block_hash in self._block_of:
+            return
+        self._hash_of[block] = block_hash
+        self._block_of[block_hash] = block
+        if self._sink is not None:
+            self._sink.kv_stored([block_hash])
+
+    def clear_cache(self) -> int:
+        """Forget all cached blocks; returns how many. Used blocks keep their names."""
+        hashes = [self._forget(block) for block in self._cached]
+        self._free.extend(self._cached)
+        self._cached.clear()
+        if hashes and self._sink is not None:
+            self._sink.kv_removed(hashes)
+        return len(hashes)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every block is in one state and the index is exact."""
+        free, cached = set(self._free), set(self._cached)
+        used = {block for block, refs in enumerate(self._refs) if refs > 0}
+        assert len(free) == len(self._free), "a block is twice on the free list"
+        assert min(self._refs, default=0) >= 0, "negative reference count"
+        assert len(free | cached | used) == self.total, "a block is in no state"
+        assert len(free) + len(cached) + len(used) == self.total, "a block is in two states"
+        assert all(self._hash_of[block] is None for block in free), "a free block has a name"
+        assert all(self._hash_of[block] is not None for block in cached), "a cached block has no name"
+        named = {name: block for block, name in enumerate(self._hash_of) if name is not None}
+        assert named == self._block_of, "the hash index differs from the blocks' names"
+
+    def _take(self, evicted: list[bytes]) -> int:
+        if self._free:
+            block = self._free.popleft()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            evicted.append(self._forget(block))
+        self._refs[block] = 1
+        return block
+
+    def _forget(self, block: int) -> bytes:
+        name = self._hash_of[block]
+        assert name is not None
+        del self._block_of[name]
+        self._hash_of[block] = None
+        return name

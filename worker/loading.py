@@ -1,0 +1,173 @@
+"""From a configuration to a loaded, warm model: what fits is decided here, once, before requests come.
+
+Errors say what is missing and what to do. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from .assets.checkpoint import ModelInfo, fingerprint, read_config, weight_bytes
+from .assets.errors import ModelError
+from .batcher import Chunk, StepPlan
+from .config import EngineConfig
+from .engine_api import Progress
+from .kv.hashing import hash_root
+from .protocol import ModelCard, StepTime
+from .runner.model_runner import ModelRunner, choose_device, choose_dtype
+from .sampling_params import SamplingParams
+from .sequence import Request, Sequence
+from .step_time import StepTimeModel
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """blocks: size of the KV pool, allocated in `runner.kv`."""
+
+    runner: ModelRunner
+    card: ModelCard
+    blocks: int
+    step_time: StepTimeModel
+
+
+def load(config: EngineConfig, progress: Progress) -> LoadedModel:
+    """Raises ModelError where the folder is broken, the architecture unknown, or memory too small."""
+    info = read_config(config.model.folder)
+    max_len = _model_len(config, info)
+    _check_host_memory(config, info)
+    runner = ModelRunner(config, info, max_len, progress)
+    blocks = _pool_blocks(config, runner)
+    max_len = _fit_length(config, max_len, blocks)
+    progress("allocating the KV cache", 0.0)
+    runner.allocate_kv(blocks)
+    progress("warming up", 0.0)
+    step_time = _warm_up(config, runner, blocks)
+    progress("warming up", 1.0)
+    return LoadedModel(runner, _card(config, info, runner, max_len), blocks, step_time)
+
+
+def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: int) -> ModelCard:
+    dummy = config.model.load_format == "dummy"
+    return ModelCard(
+        name=config.model.served_name,
+        folder=str(config.model.folder),
+        max_model_len=max_len,
+        vocab_size=info.vocab_size,
+        block_size=config.cache.block_size,
+        hash_root=hash_root(
+            fingerprint="dummy" if dummy else fingerprint(config.model.folder),
+            quantization="none",
+            block_size=config.cache.block_size,
+            kv_dtype=str(runner.dtype).removeprefix("torch."),
+        ),
+        kv_bytes_per_token=runner.block_bytes // config.cache.block_size,
+        eos_token_ids=info.eos_token_ids,
+    )
+
+
+def _model_len(config: EngineConfig, info: ModelInfo) -> int:
+    wanted, limit = config.model.max_model_len, info.max_position_embeddings
+    if wanted is not None and wanted > limit:
+        raise ModelError(
+            f"--max-model-len {wanted} is more than the {limit} positions the model was made for.",
+            f"Pass at most {limit}.",
+        )
+    return wanted or limit
+
+
+def _check_host_memory(config: EngineConfig, info: ModelInfo) -> None:
+    """Before anything is loaded, so that no process is killed for memory half-way."""
+    if choose_device(config.runner.device).type != "cpu" or config.model.load_format == "dummy":
+        return
+    stored = {"bfloat16": 2, "float16": 2, "float32": 4}.get(info.dtype or "bfloat16", 2)
+    weights = weight_bytes(config.model.folder) * choose_dtype(config.model.dtype, info).itemsize // stored
+    free = psutil.virtual_memory().available
+    if weights > free:
+        raise ModelError(
+            f"The weights need {weights / GIB:.1f} GiB of memory and {free / GIB:.1f} GiB are free.",
+            "Free memory, or serve a smaller model.",
+        )
+
+
+def _pool_blocks(config: EngineConfig, runner: ModelRunner) -> int:
+    if config.cache.num_gpu_blocks_override is not None:
+        return config.cache.num_gpu_blocks_override
+    if runner.device.type == "cpu":
+        budget, option = int(config.cache.cpu_kv_cache_gib * GIB), "--cpu-kv-cache-gib"
+    else:
+        budget, option = _gpu_budget(config, runner), "--gpu-memory-utilization"
+    blocks = budget // runner.block_bytes
+    if blocks < 1:
+        raise ModelError(
+            f"Memory for the KV cache ({budget / GIB:.2f} GiB) holds no block of {runner.block_bytes} bytes.",
+            f"Raise {option}.",
+        )
+    return blocks
+
+
+def _gpu_budget(config: EngineConfig, runner: ModelRunner) -> int:
+    """What utilisation leaves beside weights and the activations of a full step, measured by running one."""
+    runner.allocate_kv(blocks=1 + config.batch.max_num_batched_tokens // runner.block_size)
+    torch.cuda.reset_peak_memory_stats()
+    _run(runner, config.batch.max_num_batched_tokens)
+    peak = torch.cuda.max_memory_allocated() - runner.kv.numel() * runner.kv.itemsize
+    runner.allocate_kv(blocks=0)
+    free, total = torch.cuda.mem_get_info()
+    foreign = total - free - torch.cuda.memory_reserved()
+    return int(total * config.cache.gpu_memory_utilization) - peak - foreign
+
+
+def _fit_length(config: EngineConfig, max_len: int, blocks: int) -> int:
+    """A single sequence must always fit the pool: that is what progress rests on."""
+    capacity = blocks * config.cache.block_size
+    if max_len <= capacity:
+        return max_len
+    if config.model.max_model_len is not None:
+        raise ModelError(
+            f"--max-model-len {max_len} does not fit: the {blocks} KV blocks hold {capacity} tokens.",
+            "Give the KV cache more memory, or pass a smaller --max-model-len.",
+        )
+    log.warning(
+        "the KV cache holds %d tokens; max_model_len is %d instead of %d", capacity, capacity, max_len
+    )
+    return capacity
+
+
+def _warm_up(config: EngineConfig, runner: ModelRunner, blocks: int) -> StepTimeModel:
+    """A prefill and a decode, twice: the first pays for allocation and lazy set-up, the second is timed."""
+    tokens = min(64, config.batch.max_num_batched_tokens, blocks * runner.block_size)
+    for _ in range(2):
+        prefill, decode = _run(runner, tokens), _run(runner, 1)
+    per_token = max(prefill - decode, 0.1 * prefill) / tokens
+    prior = StepTime(
+        base=decode, prefill_token=per_token, kv_token=decode * 1e-5, sequence=min(per_token, decode)
+    )
+    return StepTimeModel(prior)
+
+
+def _run(runner: ModelRunner, tokens: int) -> float:
+    """Seconds of a step that prefills so many tokens into the first blocks."""
+    request = Request(
+        request_id="warm-up",
+        attempt=0,
+        params=SamplingParams(temperature=0.0),
+        prompt=[0] * tokens,
+        root_hash=b"",
+        max_tokens=1,
+        end_tokens=frozenset(),
+        order=(0, 0),
+    )
+    blocks = list(range(-(-tokens // runner.block_size)))
+    seq = Sequence(request=request, index=0, seed=0, tokens=[0] * tokens, hashes=[], blocks=blocks)
+    began = time.perf_counter()
+    runner.execute(StepPlan((Chunk(seq, 0, tokens, samples=True),), ()))
+    return time.perf_counter() - began

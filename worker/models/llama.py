@@ -1,0 +1,116 @@
+"""Llama and those of its shape: pre-norm decoder, grouped queries, rotary positions, SiLU gate.
+
+Reads the cache of earlier tokens and writes that of this step's; knows nothing of sequences or sampling.
+Shape suffixes: T tokens, D hidden, H heads, R rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decodefleet.kernels import ops
+from decodefleet.kernels.ops import AttentionMetadata
+
+from ..assets.checkpoint import ModelInfo
+from ..layers.linear import Linear
+from ..layers.rotary import rope_table
+from .weights import Weights
+
+
+class LlamaAttention:
+    def __init__(self, info: ModelInfo, layer: int, weights: Weights, *, invariant: bool) -> None:
+        self.layer = layer
+        self.heads, self.kv_heads, self.head_dim = info.heads, info.kv_heads, info.head_dim
+        prefix = f"model.layers.{layer}.self_attn"
+        widths = {"q": info.heads * info.head_dim, "k": info.kv_heads * info.head_dim}
+        widths["v"] = widths["k"]
+        projections = [
+            weights.take(f"{prefix}.{name}_proj.weight", width, info.hidden_size)
+            for name, width in widths.items()
+        ]
+        biases = [
+            weights.take(f"{prefix}.{name}_proj.bias", width)
+            for name, width in widths.items()
+            if weights.has(f"{prefix}.{name}_proj.bias")
+        ]
+        self.qkv = Linear(projections, biases, invariant=invariant)
+        out = weights.take(f"{prefix}.o_proj.weight", info.hidden_size, widths["q"])
+        out_bias = f"{prefix}.o_proj.bias"
+        self.out = Linear(
+            [out],
+            [weights.take(out_bias, info.hidden_size)] if weights.has(out_bias) else None,
+            invariant=invariant,
+        )
+
+    def __call__(self, x_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
+        T = x_TD.shape[0]
+        qkv_THD = self.qkv(x_TD).view(T, self.heads + 2 * self.kv_heads, self.head_dim)
+        q_THD, k_THD, v_THD = qkv_THD.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q_THD = ops.rotary(q_THD, meta.positions_T, rope_PR)
+        k_THD = ops.rotary(k_THD, meta.positions_T, rope_PR)
+        ops.store_kv(k_THD, v_THD, kv, self.layer, meta.slots_T)
+        o_THD = ops.paged_attention(q_THD, kv, self.layer, meta, self.head_dim**-0.5)
+        return self.out(o_THD.reshape(T, -1))
+
+
+class LlamaMlp:
+    def __init__(self, info: ModelInfo, layer: int, weights: Weights, *, invariant: bool) -> None:
+        prefix = f"model.layers.{layer}.mlp"
+        inner, hidden = info.intermediate_size, info.hidden_size
+        gate_up = [weights.take(f"{prefix}.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
+        self.gate_up = Linear(gate_up, None, invariant=invariant)
+        self.down = Linear(
+            [weights.take(f"{prefix}.down_proj.weight", hidden, inner)], None, invariant=invariant
+        )
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        return self.down(ops.silu_mul(self.gate_up(x_TD)))
+
+
+class LlamaLayer:
+    def __init__(self, info: ModelInfo, layer: int, weights: Weights, *, invariant: bool) -> None:
+        prefix = f"model.layers.{layer}"
+        self.eps = info.rms_norm_eps
+        self.input_norm = weights.take(f"{prefix}.input_layernorm.weight", info.hidden_size)
+        self.attention = LlamaAttention(info, layer, weights, invariant=invariant)
+        self.post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", info.hidden_size)
+        self.mlp = LlamaMlp(info, layer, weights, invariant=invariant)
+
+    def __call__(
+        self, x_TD: Tensor, residual_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        normed_TD, residual_TD = ops.add_rms_norm(x_TD, residual_TD, self.input_norm, self.eps)
+        x_TD = self.attention(normed_TD, rope_PR, kv, meta)
+        normed_TD, residual_TD = ops.add_rms_norm(x_TD, residual_TD, self.post_norm, self.eps)
+        return self.mlp(normed_TD), residual_TD
+
+
+class LlamaModel:
+    """Token ids in, logits out."""
+
+    def __init__(
+        self, info: ModelInfo, weights: Weights, max_positions: int, device: torch.device, *, invariant: bool
+    ) -> None:
+        self.eps = info.rms_norm_eps
+        self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
+        self.layers = [LlamaLayer(info, i, weights, invariant=invariant) for i in range(info.layers)]
+        self.norm = weights.take("model.norm.weight", info.hidden_size)
+        tied = info.tie_word_embeddings or not weights.has("lm_head.weight")
+        head_VD = (
+            self.embedding_VD if tied else weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
+        )
+        self.head = Linear([head_VD], None, invariant=invariant)
+        self.rope_PR = rope_table(info, max_positions, device)
+
+    def forward(self, tokens_T: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
+        """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
+        x_TD = self.embedding_VD[tokens_T]
+        residual_TD = torch.zeros_like(x_TD)
+        for layer in self.layers:
+            x_TD, residual_TD = layer(x_TD, residual_TD, self.rope_PR, kv, meta)
+        return ops.add_rms_norm(x_TD, residual_TD, self.norm, self.eps)[0]
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """fp32 [R, V]."""
+        return self.head(hidden_RD).float()

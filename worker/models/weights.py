@@ -1,0 +1,90 @@
+"""Weights by name, checked against the shape the model wants: from safetensors, or random for benchmarks.
+
+Never pickle. Knows nothing of architectures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..assets.checkpoint import tensor_index
+from ..assets.errors import ModelError
+
+_FLOATS = ("BF16", "F16", "F32")
+
+
+class Weights(Protocol):
+    def has(self, name: str) -> bool: ...
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor on the model's device in the model's dtype. Raises ModelError naming what is wrong."""
+
+
+class CheckpointWeights:
+    """Reads one tensor after the other, so that the peak is the model and one tensor."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, on_bytes: Callable[[int, int], None]
+    ) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._device = device
+        self._on_bytes = on_bytes
+        self._index = tensor_index(folder)
+        self._total = sum(entry.nbytes for entry in self._index.values())
+        self._read = 0
+        self._files: dict[Path, Any] = {}
+
+    def has(self, name: str) -> bool:
+        return name in self._index
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        entry = self._index.get(name)
+        if entry is None:
+            raise ModelError(
+                f"{self._folder} has no tensor {name}.", "Check that config.json belongs to these weights."
+            )
+        if entry.shape != shape:
+            raise ModelError(
+                f"{name} in {entry.file} has shape {list(entry.shape)}; config.json means {list(shape)}.",
+                "Check that config.json belongs to these weights.",
+            )
+        if entry.dtype not in _FLOATS:
+            raise ModelError(
+                f"{name} in {entry.file} is of type {entry.dtype}; {', '.join(_FLOATS)} can be loaded.",
+                "Serve the unquantised checkpoint.",
+            )
+        tensor: Tensor = self._open(entry.file).get_tensor(name)
+        self._read += entry.nbytes
+        self._on_bytes(self._read, self._total)
+        return tensor.to(self._device, self._dtype)
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            self._files[path] = safe_open(path, framework="pt")
+        return self._files[path]
+
+
+class DummyWeights:
+    """Random weights scaled so that activations stay finite through any depth."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def has(self, name: str) -> bool:
+        return not name.endswith(".bias")
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return tensor.normal_(std=1 / math.sqrt(shape[-1]), generator=self._generator)

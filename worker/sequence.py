@@ -1,0 +1,114 @@
+"""A request and its sequences: tokens, how far they are computed, and the blocks that hold their KV.
+
+There is no prefill or decode phase, only `computed` trailing `len(tokens)`. A request owns 1 to n sequences;
+with n > 1 the first computes the prompt for all, and its siblings are forked from it when that is done.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .protocol import FinishReason, TokenLogprobs
+from .sampling_params import SamplingParams
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """What came in, once validated.
+
+    order: (-priority, arrival): smaller is served first.
+    max_tokens: of each sequence, bounded by the model's length.
+    end_tokens: token ids that end a sequence.
+    live: sequences that have not finished; `unborn`: those of them that wait to be forked.
+    """
+
+    request_id: str
+    attempt: int
+    params: SamplingParams
+    prompt: list[int]
+    root_hash: bytes
+    max_tokens: int
+    end_tokens: frozenset[int]
+    order: tuple[int, int]
+    expires_at: float | None = None
+    live: list[Sequence] = field(default_factory=list)
+    unborn: list[Sequence] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request_id, self.attempt
+
+    @property
+    def reads_cache(self) -> bool:
+        """A prompt whose log-probabilities are asked for has to be computed whole."""
+        return self.params.prompt_logprobs is None
+
+    def expired(self) -> bool:
+        return self.expires_at is not None and time.monotonic() > self.expires_at
+
+    def banned_tokens(self, output_tokens: int) -> tuple[int, ...]:
+        """What must not be sampled after so many tokens."""
+        return tuple(self.end_tokens) if output_tokens < self.params.min_tokens else ()
+
+    def finish_reason(self, token: int, output_tokens: int) -> FinishReason | None:
+        """Whether a sequence ends with this token, its output_tokens-th."""
+        if token in self.end_tokens:
+            return "stop"
+        return "length" if output_tokens >= self.max_tokens else None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Mutable: the batcher moves it between states, the KV manager owns `blocks` and `hashes`.
+
+    hashes: chained hashes of the leading full blocks, as far as known (given for the prompt, extended here).
+    committed: leading blocks that are computed, hashed and findable.
+    cached_tokens: prompt tokens that the prefix cache supplied at first admission; None before.
+    emitted: whether a delta went out already.
+    """
+
+    request: Request
+    index: int
+    seed: int
+    tokens: list[int]
+    hashes: list[bytes]
+    state: State = State.WAITING
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    committed: int = 0
+    cached_tokens: int | None = None
+    emitted: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return (*self.request.order, self.index)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens whose keys and values are not computed yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.remaining == 1 and self.output_tokens > 0
+
+    @property
+    def started(self) -> bool:
+        return self.cached_tokens is not None
