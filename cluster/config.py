@@ -74,7 +74,7 @@ class ServeConfig(Frozen):
 
     workers: int = _option(1, "Cluster", "number of model replicas", ge=1, le=1024)
     routers: int = _option(1, "Cluster", "number of router replicas", ge=1, le=256)
-    policy: Literal["cost", "round_robin", "least_load", "prefix_only"] = _option(
+    policy: Literal["cost", "round-robin", "least-load", "prefix-only"] = _option(
         "cost", "Cluster", "how the scheduler picks a worker"
     )
     max_queue: int = _option(1024, "Cluster", "requests that may wait for a worker before 429 is sent", ge=0)
