@@ -1,0 +1,1 @@
+"""Text on both sides of the model: tokens, chat templates, streaming output, stop strings. Torch-free."""
