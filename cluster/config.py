@@ -205,7 +205,9 @@ def load_config(
     for origin, layer in reversed(layers.items()):
         values |= layer
         origins |= dict.fromkeys(layer, origin)
-    return LoadedConfig(_build(values, origins, known), origins)
+    config = _build(values, origins, known)
+    config.api_keys()
+    return LoadedConfig(config, origins)
 
 
 def _options() -> Iterator[Option]:
@@ -265,6 +267,9 @@ def _from_file(file: Path, known: Mapping[str, Option]) -> dict[str, Any]:
     if secret:
         raise ConfigError(f"{file}: {secret[0]} may only be set by {known[secret[0]].env}")
     _refuse_unknown(values, known, f"key in {file}")
+    for name, value in values.items():
+        if isinstance(known[name].default, tuple) and isinstance(value, str):
+            values[name] = (value,)
     return values
 
 

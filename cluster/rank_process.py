@@ -27,6 +27,7 @@ from decodefleet.worker.protocol import ToSupervisor
 from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, bind
 
 END_S = 3.0
+LAST_WORDS_S = 0.1
 LOG_TAIL_BYTES = 2000
 
 
@@ -117,17 +118,16 @@ class RankProcess:
         self._folder.cleanup()
 
     async def _next_frames(self) -> list[bytes] | None:
+        """None once it has ended and all it said was read."""
         receiving = asyncio.ensure_future(self._socket.recv_multipart())
         try:
             await asyncio.wait({receiving, self._exited}, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                # its last words may still be on their way
-                await asyncio.wait({receiving}, timeout=0.1)
+            # its last words may still be on their way
+            await asyncio.wait({receiving}, timeout=LAST_WORDS_S)
+            frames: list[bytes] | None = receiving.result() if receiving.done() else None
+            return frames
         finally:
-            if not receiving.done():
-                receiving.cancel()
-        frames: list[bytes] | None = receiving.result() if receiving.done() else None
-        return frames
+            receiving.cancel()
 
     def _signal(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):

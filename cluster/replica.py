@@ -84,6 +84,7 @@ class Supervisor:
     ) -> None:
         self.worker_id = worker_id
         self.ready: Ready | None = None
+        self.given_up: str | None = None
         self._config = config
         self._locate = locate
         self._make_publisher = make_publisher
@@ -93,7 +94,6 @@ class Supervisor:
         self._rank: RankProcess | None = None
         self._publisher: KvPublisher | None = None
         self._last_words: str | None = None
-        self._given_up: str | None = None
         self._heard = time.monotonic()
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
@@ -125,8 +125,8 @@ class Supervisor:
 
     def check_health(self) -> None:
         """Raises WorkerFailed once the rank process cannot be kept alive; one that hangs is killed."""
-        if self._given_up is not None:
-            raise WorkerFailed(self._given_up)
+        if self.given_up is not None:
+            raise WorkerFailed(self.given_up)
         if self._rank is not None and self.ready is not None and time.monotonic() - self._heard > SILENCE_S:
             log.warning("worker %s: no heartbeat for %.0f s, killing its process", self.worker_id, SILENCE_S)
             self._rank.kill()
@@ -251,7 +251,7 @@ class Supervisor:
         return self._started is not None and self._started.done()
 
     def _give_up(self, reason: str) -> None:
-        self._given_up = reason
+        self.given_up = reason
         if self._started is not None and not self._started.done():
             self._started.set_exception(WorkerFailed(reason))
 
