@@ -1,0 +1,32 @@
+"""What the global scheduler may be told; times in seconds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PolicyName = Literal["cost", "round-robin", "least-load", "prefix-only"]
+
+
+class SchedulingConfig(BaseModel):
+    """Frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: PolicyName = Field("cost", description="how a worker is chosen; cost is the product")
+    max_queue: int = Field(1024, ge=0, description="requests that may wait for a worker at once")
+    worker_timeout_s: float = Field(3.0, gt=0, description="silence after which a worker counts as dead")
+    router_timeout_s: float = Field(10.0, gt=0, description="silence after which a router counts as gone")
+    no_worker_grace_s: float = Field(
+        10.0, ge=0, description="how long requests wait for a model whose workers are all away"
+    )
+    report_grace_s: float = Field(
+        3.0, ge=0, description="age at which a reservation that its router no longer lists is dropped"
+    )
+    speculative_ttl_s: float = Field(
+        2.0, ge=0, description="how long a dispatched prefix counts as held until the directory confirms it"
+    )
+    memory_ttl_s: float = Field(120.0, ge=0, description="the same while the directory cannot be reached")
+    max_index_blocks: int = Field(2_000_000, ge=1, description="most block hashes in the local prefix index")
+    decision_log: int = Field(4096, ge=1, description="placements kept for /debug/placements")

@@ -1,0 +1,170 @@
+"""The workers that have registered: who is there, who is fenced, what each reported last.
+
+Fenced (silent, draining, stalled, superseded) differs from overloaded: a fenced worker gets nothing, however
+good its cache. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decodefleet.worker.protocol import ModelCard, Register, WorkerStats
+
+from .cost import bounded
+from .view import NO_LOAD, Load, WorkerKey, WorkerView, reported_load
+
+Fence = Literal["silent", "draining", "stalled"]
+
+# a step that takes this many times its prediction, and this long, is a hang and not a long prefill
+STALL_FACTOR = 20.0
+STALL_MIN_S = 30.0
+_REMEMBERED_INCARNATIONS = 64
+
+
+@dataclass(slots=True)
+class Member:
+    """One registered worker. `foreign` is what its last report showed beyond our reservations."""
+
+    key: WorkerKey
+    endpoint: str
+    card: ModelCard
+    stats: WorkerStats
+    registered_at: float
+    last_heartbeat: float
+    foreign: Load = NO_LOAD
+    last_placed: int = 0
+    view: WorkerView | None = field(default=None, repr=False)
+
+
+class Fleet:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._members: dict[str, Member] = {}
+        self._superseded: dict[str, deque[str]] = {}
+        self._gone: dict[str, str] = {}
+        self._cards: dict[str, ModelCard] = {}
+        self._empty_since: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def cards(self) -> tuple[ModelCard, ...]:
+        """Of every model that was ever offered, the newest card each."""
+        return tuple(self._cards.values())
+
+    def card(self, model: str) -> ModelCard | None:
+        return self._cards.get(model)
+
+    def keys(self) -> set[WorkerKey]:
+        return {member.key for member in self._members.values()}
+
+    def find(self, key: WorkerKey) -> Member | None:
+        member = self._members.get(key.worker_id)
+        return member if member is not None and member.key == key else None
+
+    def current(self, worker_id: str) -> Member | None:
+        return self._members.get(worker_id)
+
+    def superseded(self, key: WorkerKey) -> bool:
+        """Whether a later incarnation has taken its place; it must not take it back."""
+        return key.incarnation in self._superseded.get(key.worker_id, ())
+
+    def register(self, message: Register, now: float) -> Member:
+        """Add or refresh a worker; the caller has removed another incarnation of it before."""
+        key = WorkerKey(message.worker_id, message.incarnation)
+        member = self.find(key)
+        if member is None:
+            self._supersede(key)
+            member = Member(key, message.endpoint, message.card, message.stats, now, now)
+            self._members[key.worker_id] = member
+        member.endpoint, member.card = message.endpoint, message.card
+        self._cards[message.card.name] = message.card
+        self._empty_since.pop(message.card.name, None)
+        return member
+
+    def report(self, member: Member, stats: WorkerStats, reserved: Load, now: float) -> None:
+        member.stats = stats
+        member.last_heartbeat = now
+        member.foreign = reported_load(stats).beyond(reserved)
+        member.view = None
+
+    def remove(self, key: WorkerKey, now: float) -> None:
+        """It may come back as it was, unless another incarnation of it registers first."""
+        member = self._members.pop(key.worker_id)
+        self._gone[key.worker_id] = key.incarnation
+        if not any(other.card.name == member.card.name for other in self._members.values()):
+            self._empty_since[member.card.name] = now
+
+    def empty_since(self, model: str) -> float:
+        """When the last worker of a model went; minus infinity while there is one or never was."""
+        return self._empty_since.get(model, float("-inf"))
+
+    def fence(self, member: Member, now: float) -> Fence | None:
+        if now - member.last_heartbeat > self._timeout_s:
+            return "silent"
+        stats = member.stats
+        if stats.draining:
+            return "draining"
+        if stats.busy_for_s is not None and stats.busy_for_s > STALL_MIN_S:
+            predicted = bounded(stats.step_time).seconds(
+                stats.waiting_prefill_tokens, stats.running_kv_tokens, stats.running
+            )
+            if stats.busy_for_s > STALL_FACTOR * predicted:
+                return "stalled"
+        return None
+
+    def silent(self, now: float) -> list[Member]:
+        return [member for member in self._members.values() if self.fence(member, now) == "silent"]
+
+    def serving(self, model: str, now: float) -> list[Member]:
+        """Workers of a model that are not fenced."""
+        return [
+            member
+            for member in self._members.values()
+            if member.card.name == model and self.fence(member, now) is None
+        ]
+
+    def ready(self, now: float) -> tuple[str, ...]:
+        """Models of which some worker can generate."""
+        return tuple(name for name in self._cards if self.serving(name, now))
+
+    def view(self, member: Member, reserved: Load) -> WorkerView:
+        """Cached until `touch` or the next report."""
+        if member.view is None:
+            member.view = WorkerView(
+                key=member.key,
+                endpoint=member.endpoint,
+                card=member.card,
+                stats=member.stats,
+                load=reserved + member.foreign,
+                step_time=bounded(member.stats.step_time),
+                last_heartbeat=member.last_heartbeat,
+                last_placed=member.last_placed,
+            )
+        return member.view
+
+    def placed(self, key: WorkerKey, number: int) -> None:
+        """Placement `number` went there."""
+        member = self.find(key)
+        if member is not None:
+            member.last_placed = number
+            member.view = None
+
+    def touch(self, key: WorkerKey) -> None:
+        """A worker's reservations changed."""
+        member = self.find(key)
+        if member is not None:
+            member.view = None
+
+    def _supersede(self, key: WorkerKey) -> None:
+        gone = self._gone.pop(key.worker_id, None)
+        if gone is not None and gone != key.incarnation:
+            remembered = self._superseded.setdefault(key.worker_id, deque(maxlen=_REMEMBERED_INCARNATIONS))
+            remembered.append(gone)

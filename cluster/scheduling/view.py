@@ -1,0 +1,148 @@
+"""What the scheduler believes of a worker and of a request, as immutable snapshots that policies read.
+
+A worker's load is what the scheduler has reserved there, plus what its last report showed beyond that
+(requests of an earlier scheduler, say). Reservations are exact and in time; reports are late by a heartbeat
+and must neither be added to reservations nor replace them. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from decodefleet.worker.protocol import ModelCard, StepTime, WorkerStats
+
+
+class WorkerKey(NamedTuple):
+    """One life of one worker: what is known of another incarnation is worthless."""
+
+    worker_id: str
+    incarnation: str
+
+
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """Work on a worker.
+
+    prefill_tokens: prompt tokens not computed yet.
+    sequences: running or about to run.
+    kv_tokens: tokens of context that a decode step reads.
+    blocks: KV blocks taken, or expected to be.
+    """
+
+    prefill_tokens: int = 0
+    sequences: int = 0
+    kv_tokens: int = 0
+    blocks: int = 0
+
+    def __add__(self, other: Load) -> Load:
+        return Load(
+            self.prefill_tokens + other.prefill_tokens,
+            self.sequences + other.sequences,
+            self.kv_tokens + other.kv_tokens,
+            self.blocks + other.blocks,
+        )
+
+    def __sub__(self, other: Load) -> Load:
+        return Load(
+            self.prefill_tokens - other.prefill_tokens,
+            self.sequences - other.sequences,
+            self.kv_tokens - other.kv_tokens,
+            self.blocks - other.blocks,
+        )
+
+    def beyond(self, other: Load) -> Load:
+        """The part of this load that `other` does not account for."""
+        rest = self - other
+        return Load(
+            max(0, rest.prefill_tokens),
+            max(0, rest.sequences),
+            max(0, rest.kv_tokens),
+            max(0, rest.blocks),
+        )
+
+
+NO_LOAD = Load()
+
+
+def reported_load(stats: WorkerStats) -> Load:
+    """The load a worker sees itself."""
+    return Load(
+        prefill_tokens=stats.waiting_prefill_tokens,
+        sequences=stats.running + stats.waiting,
+        kv_tokens=stats.running_kv_tokens,
+        blocks=stats.total_blocks - stats.free_blocks - stats.cached_blocks,
+    )
+
+
+class Hit(msgspec.Struct, frozen=True, gc=False):
+    """Leading full blocks of a prompt that a worker holds in any tier, and in GPU memory alone."""
+
+    blocks: int = 0
+    gpu_blocks: int = 0
+
+
+NO_HIT = Hit()
+
+
+class Demand(msgspec.Struct, frozen=True, gc=False):
+    """What a request asks of a worker.
+
+    expected_tokens: output of one sequence, as far as can be foreseen.
+    """
+
+    model: str
+    prompt_tokens: int
+    expected_tokens: int
+    n: int = 1
+
+
+class WorkerView(msgspec.Struct, frozen=True, gc=False):
+    """One live worker at one moment.
+
+    load: reserved plus reported beyond that. last_heartbeat: on the scheduler's clock.
+    last_placed: number of the latest placement here (placements are numbered from 1), 0 before the first.
+    """
+
+    key: WorkerKey
+    endpoint: str
+    card: ModelCard
+    stats: WorkerStats
+    load: Load
+    step_time: StepTime
+    last_heartbeat: float
+    last_placed: int = 0
+
+    @property
+    def headroom_blocks(self) -> int:
+        return self.stats.total_blocks - self.load.blocks
+
+    def cached_tokens(self, demand: Demand, hit: Hit) -> int:
+        """Prompt tokens that need no computing here: at least one has to be computed in any case."""
+        return min(hit.blocks * self.card.block_size, demand.prompt_tokens - 1)
+
+    def load_of(self, demand: Demand, hit: Hit) -> Load:
+        """What the request would add."""
+        uncached = demand.prompt_tokens - self.cached_tokens(demand, hit)
+        new_tokens = uncached + demand.expected_tokens * demand.n
+        return Load(
+            prefill_tokens=uncached,
+            sequences=demand.n,
+            kv_tokens=demand.prompt_tokens + demand.expected_tokens * demand.n // 2,
+            blocks=-(-new_tokens // self.card.block_size),
+        )
+
+    def fits(self, demand: Demand, hit: Hit) -> bool:
+        """Whether it could run at once, without queueing behind this worker's own memory.
+
+        An idle worker takes anything, so that no request waits for ever for room that no worker has.
+        """
+        sequences = self.load.sequences
+        if sequences == 0:
+            return True
+        most = self.stats.max_running
+        if most is not None and sequences + demand.n > most:
+            return False
+        new_tokens = demand.prompt_tokens - self.cached_tokens(demand, hit)
+        new_tokens += demand.expected_tokens * demand.n
+        return new_tokens <= self.headroom_blocks * self.card.block_size
