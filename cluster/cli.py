@@ -1,0 +1,229 @@
+"""The `decodefleet` command: the composition root.
+
+Each command imports what it needs inside itself, so that help is instant and only `generate` loads torch.
+What users can put right ends as one red message and exit status 1; everything else is a bug, and says how to
+get its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .bench.options import BenchOptions
+from .config import LoadedConfig, options
+from .flags import Flag, flags_of, with_flags
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EPILOG = (
+    "Every option can also be set by an environment variable (DECODEFLEET_MAX_NUM_SEQS=8) "
+    "or in a YAML file (max_num_seqs: 8) named by --config. Flags go before the environment, "
+    "that before the file."
+)
+
+app = typer.Typer(
+    name="decodefleet",
+    help="Serve large language models from a cluster of GPUs, or from one CPU.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+bench = typer.Typer(help="Measure servers and kernels.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="built-in name, folder in Hugging Face form, .gguf file, or hub id "
+        r"[dim]\[default: smollm2-135m][/dim]",
+        show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML file of `option: value` lines", show_default=False),
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks; may stand anywhere")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"decodefleet {installed('decodefleet')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+def _serve_flags() -> list[Flag]:
+    return [
+        Flag(option.name, option.annotation, option.default, option.description, option.panel, option.hidden)
+        for option in options().values()
+        if option.name != "model" and not option.env_only
+    ]
+
+
+def _load(model: str | None, file: Path | None, flags: dict[str, Any]) -> LoadedConfig:
+    from .config import load_config
+
+    return load_config({"model": model, **flags}, file, os.environ)
+
+
+def _serve(model: Model = None, config: ConfigFile = None, **flags: Any) -> None:
+    """Serve a model behind an OpenAI-compatible endpoint, on this machine or on a Ray cluster."""
+    loaded = _load(model, config, flags)
+    from .launcher import serve
+
+    raise typer.Exit(serve(loaded, _console()))
+
+
+def _config(model: Model = None, config: ConfigFile = None, **flags: Any) -> None:
+    """Print every option of `serve` as it would be in force, and where its value came from."""
+    from rich.table import Table
+
+    grid = Table("option", "value", "from")
+    for name, value, origin in _load(model, config, flags).rows():
+        grid.add_row(name, value, origin, style="dim" if origin == "default" else "")
+    _console().print(grid)
+
+
+app.command("serve", epilog=EPILOG)(with_flags(_serve, _serve_flags()))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="what to answer")],
+    model: Annotated[str, typer.Option(help="built-in name, folder, .gguf file, or hub id")] = "smollm2-135m",
+    max_tokens: Annotated[int, typer.Option(help="most tokens to generate", min=1)] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy", min=0.0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="keep the likeliest tokens of this total")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="makes sampling repeatable")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="continue the text instead of answering in a chat")
+    ] = False,
+) -> None:
+    """Answer one prompt here in the terminal, without a server."""
+    from decodefleet.worker.sampling_params import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    from decodefleet.worker.llm import LLM
+
+    llm = LLM(model)
+    for piece in llm.stream(prompt, params, chat=not raw):
+        print(piece, end="", flush=True)
+    print()
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="as for serve, or a bare config.json")] = "smollm2-135m",
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(help="memory of one GPU; if not given this machine's", min=0.1)
+    ] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that share one replica", min=1)] = 1,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="tokens of prompt plus output; if not given the model's limit", min=1)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "auto",
+    block_size: Annotated[int, typer.Option(help="tokens per KV block", min=1, max=256)] = 16,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="share of a GPU that may be used", min=0.01, max=1.0)
+    ] = 0.9,
+    cpu_kv_cache_gib: Annotated[
+        float, typer.Option(help="size of the block pool where there is no GPU", min=0.001)
+    ] = 1.0,
+) -> None:
+    """Show what a model takes of the memory: weights, KV cache, and how many tokens fit."""
+    from decodefleet.worker.config import CacheConfig
+
+    from .plan_view import PlanOptions, advice, find_model, make_plan, plan_table
+    from .terminal import FileProgress
+
+    console = _console()
+    cache = CacheConfig(
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        cpu_kv_cache_gib=cpu_kv_cache_gib,
+    )
+    wanted = PlanOptions(dtype, max_model_len, tensor_parallel_size, gpu_memory_gib, cache)
+    with FileProgress(console) as progress:
+        folder = find_model(model, progress)
+    made = make_plan(folder, wanted)
+    console.print(plan_table(model, made))
+    if not made.fits:
+        console.print(f"[red]{advice(made)}[/]")
+        raise typer.Exit(1)
+
+
+app.command("config", epilog=EPILOG)(with_flags(_config, _serve_flags()))
+
+
+def _bench_serve(**flags: Any) -> None:
+    """Load any OpenAI-compatible server and report what its clients feel.
+
+    Without options: three closed-loop runs with 1, 8 and 32 clients, 128 tokens in and 128 out.
+    """
+    from .bench.command import bench_serve
+
+    raise typer.Exit(bench_serve(flags, _console()))
+
+
+bench.command("serve")(with_flags(_bench_serve, flags_of(BenchOptions)))
+
+
+@bench.callback()
+def _bench() -> None:
+    """Measure servers and kernels."""
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def main() -> None:
+    """Entry point of the `decodefleet` script."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        if debug:
+            raise
+        _explain(error)
+        raise SystemExit(1) from None
+
+
+def _explain(error: Exception) -> None:
+    from rich.console import Console
+
+    from decodefleet.worker.assets.errors import ModelError
+    from decodefleet.worker.sampling_params import InvalidRequest
+
+    from .bench.options import BenchError
+    from .config import ConfigError
+    from .terminal import print_error
+
+    console = Console(stderr=True)
+    if isinstance(error, ConfigError | ModelError | BenchError | InvalidRequest):
+        print_error(console, str(error))
+        return
+    print_error(console, f"{type(error).__name__}: {error}")
+    console.print("This is a bug in decodefleet. The same command with --debug shows the traceback.")

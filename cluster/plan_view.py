@@ -1,0 +1,200 @@
+"""`decodefleet plan`: what a model takes of a machine's memory, and what fits. Torch-free.
+
+The arithmetic is `worker.assets.plan`'s, which the engine uses too; this module finds the numbers it needs
+and lays them out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from rich.table import Table
+
+from decodefleet.worker.assets.checkpoint import ModelInfo, read_config, weight_bytes
+from decodefleet.worker.assets.errors import ModelError
+from decodefleet.worker.assets.plan import Capacity, capacity, kv_bytes_per_token, parameters
+from decodefleet.worker.assets.progress import ProgressSink
+from decodefleet.worker.assets.resolve import resolve_model
+from decodefleet.worker.config import CacheConfig
+
+GIB = 1 << 30
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """gpu_memory_gib: of one GPU; None takes this machine's, or without a GPU the CPU's pool."""
+
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    tensor_parallel_size: int = 1
+    gpu_memory_gib: float | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes, each per rank unless it says otherwise.
+
+    weights_exact: read from the weight files; False: counted from the config.
+    usable: what weights and KV may take together; None on a CPU, whose pool has a fixed size.
+    """
+
+    info: ModelInfo
+    dtype: str
+    ranks: int
+    max_model_len: int
+    block_size: int
+    parameters: int
+    weights: int
+    weights_exact: bool
+    kv_per_token: int
+    place: str
+    usable: int | None
+    kv_pool: int
+    capacity: Capacity
+
+    @property
+    def fits(self) -> bool:
+        """Whether at least one sequence of the full length can be served."""
+        return self.capacity.sequences > 0
+
+
+def find_model(model: str, progress: ProgressSink) -> Path:
+    """The folder of a model, or of a bare config.json. Raises ModelError."""
+    path = Path(model).expanduser()
+    return (
+        path.parent
+        if path.name == "config.json" and path.is_file()
+        else resolve_model(model, progress=progress).folder
+    )
+
+
+def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
+    """Raises ModelError when the config is unusable or heads cannot be divided among the ranks."""
+    info = read_config(folder)
+    dtype = (info.dtype or "bfloat16") if options.dtype == "auto" else options.dtype
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(
+            f"Weights in {dtype} are not supported.", f"Choose --dtype: {', '.join(DTYPE_BYTES)}."
+        )
+    ranks, size = options.tensor_parallel_size, DTYPE_BYTES[dtype]
+    per_token = kv_bytes_per_token(info, size, ranks)
+    stored = _stored_weights(folder) if options.dtype == "auto" else None
+    weights = -(-(stored or parameters(info) * size) // ranks)
+    place, usable = _memory(options)
+    pool = max(0, usable - weights) if usable is not None else int(options.cache.cpu_kv_cache_gib * GIB)
+    length = options.max_model_len or info.max_position_embeddings
+    block = options.cache.block_size
+    return MemoryPlan(
+        info=info,
+        dtype=dtype,
+        ranks=ranks,
+        max_model_len=length,
+        block_size=block,
+        parameters=parameters(info),
+        weights=weights,
+        weights_exact=stored is not None,
+        kv_per_token=per_token,
+        place=place,
+        usable=usable,
+        kv_pool=pool,
+        capacity=capacity(pool, per_token, block, length),
+    )
+
+
+def _stored_weights(folder: Path) -> int | None:
+    try:
+        return weight_bytes(folder)
+    except ModelError:
+        return None
+
+
+def _memory(options: PlanOptions) -> tuple[str, int | None]:
+    share = options.cache.gpu_memory_utilization
+    gib = options.gpu_memory_gib
+    name = "a GPU"
+    if gib is None:
+        found = _first_gpu()
+        if found is None:
+            return f"CPU with {psutil.virtual_memory().total / GIB:.0f} GiB", None
+        name, gib = found
+    return f"{name} with {gib:.4g} GiB, of which {share:.0%}", int(gib * GIB * share)
+
+
+def _first_gpu() -> tuple[str, float] | None:
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+        name, mebibytes = listing.splitlines()[0].rsplit(",", 1)
+        return name.strip(), float(mebibytes) / 1024
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+
+
+def plan_table(title: str, plan: MemoryPlan) -> Table:
+    """The plan for people."""
+    grid = Table(title=title, title_justify="left", show_header=False)
+    grid.add_column(style="bold")
+    grid.add_column()
+    for label, value in (*_model_rows(plan), *_memory_rows(plan)):
+        grid.add_row(label, value)
+    return grid
+
+
+def _model_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
+    info = plan.info
+    heads = f"{info.heads} heads of {info.head_dim}, {info.kv_heads} for KV"
+    source = "from the weight files" if plan.weights_exact else "counted from the config"
+    return [
+        ("model", f"{info.architecture}: {info.layers} layers, {heads}"),
+        ("parameters", f"{plan.parameters / 1e6:,.1f} M in {plan.dtype}"),
+        (_per_rank("weights", plan), f"{_bytes(plan.weights)} ({source})"),
+        (
+            _per_rank("KV per token", plan),
+            f"{plan.kv_per_token:,} bytes = 2 · layers · KV heads · head size · bytes per value",
+        ),
+        (
+            _per_rank("KV per block", plan),
+            f"{_bytes(plan.kv_per_token * plan.block_size)} ({plan.block_size} tokens)",
+        ),
+        (
+            _per_rank("KV of a full sequence", plan),
+            f"{_bytes(plan.kv_per_token * plan.max_model_len)} ({plan.max_model_len:,} tokens)",
+        ),
+    ]
+
+
+def _memory_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
+    held = plan.capacity
+    note = "--cpu-kv-cache-gib" if plan.usable is None else "less what activations take"
+    rows = [
+        ("memory", plan.place if plan.usable is None else f"{plan.place}: {_bytes(plan.usable)} per rank"),
+        (_per_rank("left for KV", plan), f"{_bytes(plan.kv_pool)} ({note})"),
+        ("fits", f"{held.blocks:,} blocks = {held.tokens:,} tokens"),
+        ("sequences at once", f"{held.sequences:,} of the full length"),
+    ]
+    return rows if plan.ranks == 1 else [("ranks", str(plan.ranks)), *rows]
+
+
+def advice(plan: MemoryPlan) -> str:
+    """What to do when the plan does not fit."""
+    if plan.usable is None:
+        return "Not one sequence of the full length fits: raise --cpu-kv-cache-gib or lower --max-model-len."
+    if plan.kv_pool == 0:
+        return "The weights alone do not fit: raise --tensor-parallel-size, or take larger GPUs."
+    return "Not one sequence of the full length fits: lower --max-model-len or raise --tensor-parallel-size."
+
+
+def _per_rank(label: str, plan: MemoryPlan) -> str:
+    return label if plan.ranks == 1 else f"{label}, each rank"
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size} bytes"
