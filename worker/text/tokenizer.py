@@ -82,9 +82,15 @@ class Tokenizer:
         add_special_tokens: put BOS first where the model wants it. False for rendered chat templates,
         which write it themselves.
         """
-        if self._add_bos is None or not add_special_tokens:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        own_bos = self._add_bos is not None and add_special_tokens
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens and not own_bos).ids
+        except TypeError:
+            # the library's way to refuse surrogates
+            text.encode()
+            raise
+        if not own_bos:
+            return ids
         return [self.bos_token_id, *ids] if self._add_bos and self.bos_token_id is not None else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
