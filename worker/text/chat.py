@@ -66,7 +66,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See `Tokenizer.apply_chat_template`."""
         name = _WITH_TOOLS if tools and _WITH_TOOLS in self._templates else _DEFAULT
@@ -75,16 +75,16 @@ class ChatTemplate:
         if not messages:
             raise ChatTemplateError("There must be at least one message.")
         template, takes_parts = self._templates[name]
-        variables = {
+        scope = {
             **self._variables,
-            **kwargs,
+            **(variables or {}),
             "messages": [_prepared(i, message, takes_parts) for i, message in enumerate(messages)],
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return template.render(variables)
+            return template.render(scope)
         except _RENDER_ERRORS as error:
             raise ChatTemplateError(f"The model's chat template refused the conversation: {error}") from error
 

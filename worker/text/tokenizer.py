@@ -125,13 +125,14 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a conversation as the model was trained to see it. Raises ChatTemplateError.
 
-        Encode the result with `add_special_tokens=False`. kwargs: further variables of the template.
+        Encode the result with `add_special_tokens=False`. variables: further names that the template
+        knows; they cannot replace the arguments.
         """
-        return self._chat.render(messages, tools, add_generation_prompt, **kwargs)
+        return self._chat.render(messages, tools, add_generation_prompt, variables)
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
