@@ -16,7 +16,7 @@ def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
     return (x * scale * w_D.float()).to(x_TD.dtype)
 
 
-def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream takes x, and its norm goes on: (norm(x + residual), x + residual)."""
-    residual_TD = residual_TD + x_TD
-    return rms_norm(residual_TD, w_D, eps), residual_TD
+def add_rms_norm_(x_TD: Tensor, residual_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    """The residual stream takes x, in place, and its norm goes on."""
+    residual_TD += x_TD
+    return rms_norm(residual_TD, w_D, eps)

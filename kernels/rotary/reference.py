@@ -1,13 +1,16 @@
 """Rotary position embedding (Su et al. 2021), half-split pairing as in Hugging Face checkpoints.
 
 Dimension i < R/2 is paired with i + R/2, where R ≤ D is the rotated width; the rest passes through.
-Shapes: q_THD [tokens, heads, head_dim], cos_sin_PR [positions, R] (cos first, then sin, R/2 each; fp32).
+Shapes: x_THD [tokens, heads, head_dim], cos_sin_PR [positions, R] (cos first, then sin, R/2 each; fp32),
+qkv_THD [tokens, heads + 2·kv_heads, head_dim].
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ..kv_cache.reference import store_kv
 
 
 def rotary(x_THD: Tensor, positions_T: Tensor, cos_sin_PR: Tensor) -> Tensor:
@@ -18,3 +21,14 @@ def rotary(x_THD: Tensor, positions_T: Tensor, cos_sin_PR: Tensor) -> Tensor:
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     rotated = rotated.to(x_THD.dtype)
     return rotated if x_THD.shape[-1] == R else torch.cat((rotated, x_THD[..., R:]), dim=-1)
+
+
+def rotary_store(
+    qkv_THD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor, slots_T: Tensor, kv: Tensor, layer: int
+) -> Tensor:
+    """Queries and keys rotated, keys and values written to their slots; returns q [tokens, heads, D]."""
+    kv_heads = kv.shape[3]
+    heads = qkv_THD.shape[1] - 2 * kv_heads
+    q_THD, k_THD, v_THD = qkv_THD.split((heads, kv_heads, kv_heads), dim=1)
+    store_kv(rotary(k_THD, positions_T, cos_sin_PR), v_THD, kv, layer, slots_T)
+    return rotary(q_THD, positions_T, cos_sin_PR)

@@ -69,8 +69,11 @@ def gumbel_noise(seeds_R: list[int], positions_R: list[int], vocab: int, device:
 
 
 def _key(seed: int, position: int) -> tuple[int, int]:
-    low = mix_int(seed ^ mix_int(position * WEYL))
-    return low, mix_int((seed >> 32) ^ low ^ position)
+    """Two words for the two rounds of mixing; the Weyl steps keep them from cancelling each other."""
+    low = mix_int(seed + WEYL)
+    both = mix_int(low ^ mix_int((seed >> 32) + 2 * WEYL))
+    first = mix_int(both ^ mix_int(position + 3 * WEYL))
+    return first, mix_int(first + 4 * WEYL)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -37,19 +37,13 @@ class LlamaAttention:
         self.qkv = Linear(projections, biases, invariant=invariant)
         out = weights.take(f"{prefix}.o_proj.weight", info.hidden_size, widths["q"])
         out_bias = f"{prefix}.o_proj.bias"
-        self.out = Linear(
-            [out],
-            [weights.take(out_bias, info.hidden_size)] if weights.has(out_bias) else None,
-            invariant=invariant,
-        )
+        out_biases = [weights.take(out_bias, info.hidden_size)] if weights.has(out_bias) else []
+        self.out = Linear([out], out_biases, invariant=invariant)
 
     def __call__(self, x_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
         T = x_TD.shape[0]
         qkv_THD = self.qkv(x_TD).view(T, self.heads + 2 * self.kv_heads, self.head_dim)
-        q_THD, k_THD, v_THD = qkv_THD.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q_THD = ops.rotary(q_THD, meta.positions_T, rope_PR)
-        k_THD = ops.rotary(k_THD, meta.positions_T, rope_PR)
-        ops.store_kv(k_THD, v_THD, kv, self.layer, meta.slots_T)
+        q_THD = ops.rotary_store(qkv_THD, rope_PR, meta, kv, self.layer)
         o_THD = ops.paged_attention(q_THD, kv, self.layer, meta, self.head_dim**-0.5)
         return self.out(o_THD.reshape(T, -1))
 
@@ -59,10 +53,9 @@ class LlamaMlp:
         prefix = f"model.layers.{layer}.mlp"
         inner, hidden = info.intermediate_size, info.hidden_size
         gate_up = [weights.take(f"{prefix}.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        self.gate_up = Linear(gate_up, None, invariant=invariant)
-        self.down = Linear(
-            [weights.take(f"{prefix}.down_proj.weight", hidden, inner)], None, invariant=invariant
-        )
+        self.gate_up = Linear(gate_up, [], invariant=invariant)
+        down = weights.take(f"{prefix}.down_proj.weight", hidden, inner)
+        self.down = Linear([down], [], invariant=invariant)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         return self.down(ops.silu_mul(self.gate_up(x_TD)))
@@ -79,11 +72,11 @@ class LlamaLayer:
 
     def __call__(
         self, x_TD: Tensor, residual_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata
-    ) -> tuple[Tensor, Tensor]:
-        normed_TD, residual_TD = ops.add_rms_norm(x_TD, residual_TD, self.input_norm, self.eps)
+    ) -> Tensor:
+        """What this layer adds to the residual stream, which takes what came before it, in place."""
+        normed_TD = ops.add_rms_norm_(x_TD, residual_TD, self.input_norm, self.eps)
         x_TD = self.attention(normed_TD, rope_PR, kv, meta)
-        normed_TD, residual_TD = ops.add_rms_norm(x_TD, residual_TD, self.post_norm, self.eps)
-        return self.mlp(normed_TD), residual_TD
+        return self.mlp(ops.add_rms_norm_(x_TD, residual_TD, self.post_norm, self.eps))
 
 
 class LlamaModel:
@@ -100,7 +93,7 @@ class LlamaModel:
         head_VD = (
             self.embedding_VD if tied else weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
         )
-        self.head = Linear([head_VD], None, invariant=invariant)
+        self.head = Linear([head_VD], [], invariant=invariant, out_dtype=torch.float32)
         self.rope_PR = rope_table(info, max_positions, device)
 
     def forward(self, tokens_T: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
@@ -108,9 +101,9 @@ class LlamaModel:
         x_TD = self.embedding_VD[tokens_T]
         residual_TD = torch.zeros_like(x_TD)
         for layer in self.layers:
-            x_TD, residual_TD = layer(x_TD, residual_TD, self.rope_PR, kv, meta)
-        return ops.add_rms_norm(x_TD, residual_TD, self.norm, self.eps)[0]
+            x_TD = layer(x_TD, residual_TD, self.rope_PR, kv, meta)
+        return ops.add_rms_norm_(x_TD, residual_TD, self.norm, self.eps)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """fp32 [R, V]."""
-        return self.head(hidden_RD).float()
+        return self.head(hidden_RD)

@@ -139,4 +139,4 @@ def choose_dtype(wanted: str, info: ModelInfo) -> torch.dtype:
 
 
 def set_threads(config: RunnerConfig) -> None:
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    ops.set_cpu_threads(config.threads or len(os.sched_getaffinity(0)))

@@ -1,0 +1,121 @@
+"""The C++ kernels for CPUs: compiled once for this very machine, loaded, and typed.
+
+`library()` is None where there is no C++ compiler or compiling fails; `status()` says why, for people. The
+shared object is kept in the user's cache under a name made of sources, compiler and processor, so that a
+change of any of them makes a new one. Nothing here knows what the kernels compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("cpu/pool.cpp", "cpu/rows.cpp", "linear/cpu.cpp", "paged_attention/cpu.cpp")
+HEADERS = ("cpu/simd.h", "cpu/pool.h")
+# one rounding per operation as written: contraction would differ between the variants of a kernel
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
+    *("-shared", "-fPIC", "-pthread", "-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized"),
+)
+COMPILE_LIMIT_S = 300
+
+_POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "df_set_threads": [_INT],
+    "df_pack_linear": [_POINTER, _INT64, _INT64, _POINTER],
+    "df_linear": [_POINTER] * 4 + [_INT64] * 3 + [_INT],
+    "df_paged_attention": [_POINTER] * 6 + [_INT64] * 8 + [_FLOAT],
+    "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT],
+    "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
+    "df_silu_mul": [_POINTER] * 2 + [_INT64] * 2,
+}
+
+
+@dataclass(frozen=True)
+class Build:
+    """library: the loaded kernels or None; status: which path is in use and why."""
+
+    library: ctypes.CDLL | None
+    status: str
+
+
+def library() -> ctypes.CDLL | None:
+    return _build().library
+
+
+def status() -> str:
+    return _build().status
+
+
+@functools.cache
+def _build() -> Build:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return Build(None, "plain torch, slower: no C++ compiler (g++ or clang++) was found")
+    try:
+        path = _compiled(compiler)
+        return Build(_load(path), f"native kernels, compiled by {Path(compiler).name}")
+    except (OSError, subprocess.SubprocessError) as error:
+        output = getattr(error, "stderr", None)
+        log.warning("the CPU kernels did not compile: %s", output or error)
+        return Build(None, f"plain torch, slower: {compiler} could not compile the kernels")
+
+
+def _compiled(compiler: str) -> Path:
+    """Path of the shared object, compiled unless it is there; safe against others doing the same."""
+    target = _cache_folder() / f"cpu-{_key(compiler)}.so"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    log.info("compiling the CPU kernels, once for this machine")
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        command = [compiler, *FLAGS, "-o", str(made), *(str(ROOT / name) for name in SOURCES)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
+        made.replace(target)
+    return target
+
+
+def _key(compiler: str) -> str:
+    state = hashlib.blake2b(digest_size=12)
+    for name in (*SOURCES, *HEADERS):
+        state.update((ROOT / name).read_bytes())
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
+    for part in (" ".join(FLAGS).encode(), version, platform.machine().encode(), _processor()):
+        state.update(part)
+    return state.hexdigest()
+
+
+def _processor() -> bytes:
+    """What -march=native depends on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted))).encode()
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("DECODEFLEET_CACHE")
+    if base:
+        return Path(base) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decodefleet" / "kernels"
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = _INT if name == "df_paged_attention" else None
+    return loaded

@@ -1,0 +1,82 @@
+"""Norms, rotary with KV write, and the gate: native against reference, and rows apart from each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_batches import error_ratio, make_batch
+
+from decodefleet.kernels import ops
+from decodefleet.kernels.kv_cache.reference import store_kv
+from decodefleet.kernels.rms_norm import reference as rms_reference
+from decodefleet.kernels.rotary.reference import rotary, rotary_store
+from decodefleet.kernels.silu_mul import reference as silu_reference
+
+ROWS = [1, 2, 17, 63]
+
+
+@pytest.mark.parametrize("D", [16, 576, 4096, 80, 33])
+@pytest.mark.parametrize("T", ROWS)
+def test_add_rms_norm(threads: int, T: int, D: int) -> None:
+    torch.manual_seed(0)
+    x, residual, w = torch.randn(T, D).bfloat16(), torch.randn(T, D).bfloat16(), torch.randn(D).bfloat16()
+    expected_residual = residual.clone()
+    expected = rms_reference.add_rms_norm_(x, expected_residual, w, 1e-5)
+    first = residual[:1].clone()
+    found = ops.add_rms_norm_(x, residual, w, 1e-5)
+    assert torch.equal(residual, expected_residual)
+    assert error_ratio(found, expected) < 0.004
+    assert torch.equal(ops.add_rms_norm_(x[:1].contiguous(), first, w, 1e-5)[0], found[0])
+
+
+@pytest.mark.parametrize("width", [16, 1536, 96, 20])
+@pytest.mark.parametrize("T", ROWS)
+def test_silu_mul(threads: int, T: int, width: int) -> None:
+    torch.manual_seed(0)
+    gate_up = (torch.randn(T, 2 * width) * 4).bfloat16()
+    gate_up[0, :2] = torch.tensor([-200.0, 200.0])
+    found = ops.silu_mul(gate_up)
+    assert error_ratio(found, silu_reference.silu_mul(gate_up)) < 0.004
+    assert torch.equal(ops.silu_mul(gate_up[-1:].contiguous())[0], found[-1])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "D", "R"), [(9, 3, 64, 64), (4, 1, 80, 80), (2, 2, 64, 32)])
+def test_rotary_store(threads: int, heads: int, kv_heads: int, D: int, R: int) -> None:
+    batch = make_batch([(40, 5), (3, 1), (0, 33)], heads=heads, kv_heads=kv_heads, head_dim=D)
+    T = batch.q.shape[0]
+    angles = torch.outer(torch.arange(100.0), torch.rand(R // 2))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    qkv = torch.randn(T, heads + 2 * kv_heads, D).bfloat16()
+    expected_kv, found_kv = batch.kv.clone(), batch.kv.clone()
+    expected = rotary_store(qkv.clone(), cos_sin, batch.meta.positions_T, batch.meta.slots_T, expected_kv, 1)
+    found = ops.rotary_store(qkv.clone(), cos_sin, batch.meta, found_kv, 1)
+    assert error_ratio(found, expected) < 0.004
+    assert error_ratio(found_kv[:, 1, 0], expected_kv[:, 1, 0]) < 0.004
+    assert torch.equal(found_kv[:, 1, 1], expected_kv[:, 1, 1])
+    assert torch.equal(found_kv[:, 0], batch.kv[:, 0])
+
+
+def test_rotation_keeps_lengths_and_relative_angles() -> None:
+    angles = torch.outer(torch.arange(50.0), torch.rand(32))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    q, k = torch.randn(1, 1, 64), torch.randn(1, 1, 64)
+
+    def product(p: int, s: int) -> float:
+        at = torch.tensor
+        return float((rotary(q, at([p]), cos_sin) * rotary(k, at([s]), cos_sin)).sum())
+
+    assert product(20, 10) == pytest.approx(product(40, 30), rel=1e-4)
+    assert float(rotary(q, torch.tensor([7]), cos_sin).norm()) == pytest.approx(float(q.norm()), rel=1e-5)
+
+
+def test_store_and_copy_touch_only_what_they_name() -> None:
+    kv = torch.full((4, 2, 2, 1, 16, 8), 7.0)
+    store_kv(torch.ones(2, 1, 8), torch.zeros(2, 1, 8), kv, 0, torch.tensor([16, 35]))
+    assert float(kv[1, 0, 0, 0, 0].sum()) == 8
+    assert float(kv[2, 0, 1, 0, 3].sum()) == 0
+    assert int((kv != 7.0).sum()) == 4 * 8
+    before = kv.clone()
+    ops.copy_blocks(kv, torch.tensor([1, 2]), torch.tensor([3, 0]))
+    assert torch.equal(kv[3], before[1])
+    assert torch.equal(kv[0], before[2])
+    assert torch.equal(kv[1:3], before[1:3])

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from decodefleet.kernels import ops
+
+CPU = torch.device("cpu")
+
+
+def test_noise_is_a_function_of_seed_position_and_token() -> None:
+    together = ops.gumbel_noise([1, 2, 1], [5, 5, 6], 1000, CPU)
+    for row, (seed, position) in enumerate([(1, 5), (2, 5), (1, 6)]):
+        assert torch.equal(ops.gumbel_noise([seed], [position], 1000, CPU)[0], together[row])
+    assert torch.equal(ops.gumbel_noise([1], [5], 500, CPU)[0], together[0, :500])
+    assert len({float(row.sum()) for row in together}) == 3
+
+
+def test_noise_is_gumbel() -> None:
+    noise = ops.gumbel_noise(list(range(200)), [3] * 200, 2000, CPU)
+    assert torch.isfinite(noise).all()
+    assert float(noise.mean()) == pytest.approx(0.5772, abs=0.01)
+    assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.02)
+
+
+def test_high_seed_bits_matter() -> None:
+    low, high = ops.gumbel_noise([7, 7 + (1 << 40)], [0, 0], 100, CPU)
+    assert not torch.equal(low, high)
+
+
+def test_argmax_of_perturbed_logits_samples_the_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    n = 20_000
+    noise = ops.gumbel_noise(list(range(n)), [0] * n, 4, CPU)
+    counts = (probabilities.log() + noise).argmax(-1).bincount(minlength=4)
+    chi_square = float(((counts - n * probabilities) ** 2 / (n * probabilities)).sum())
+    # 99.9 % quantile with three degrees of freedom
+    assert chi_square < 16.3
+
+
+def test_positions_are_independent() -> None:
+    n = 20_000
+    draws = ops.gumbel_noise([42] * n, list(range(n)), 2, CPU).argmax(-1)
+    heads = int(draws.sum())
+    assert abs(heads - n / 2) < 4 * math.sqrt(n) / 2
+    agree = int((draws[1:] == draws[:-1]).sum())
+    assert abs(agree - n / 2) < 4 * math.sqrt(n) / 2
+
+
+def kept(logits: list[float], *, k: int = 0, p: float = 1.0, m: float = 0.0) -> list[int]:
+    filtered = ops.filter_logits(torch.tensor([logits]), [k], [p], [m])
+    return torch.isfinite(filtered[0]).nonzero().flatten().tolist()
+
+
+def test_filters() -> None:
+    logits = [math.log(x) for x in (0.5, 0.25, 0.15, 0.1)]
+    assert kept(logits) == [0, 1, 2, 3]
+    assert kept(logits, k=2) == [0, 1]
+    assert kept(logits, k=9) == [0, 1, 2, 3]
+    assert kept(logits, p=0.5) == [0]
+    assert kept(logits, p=0.51) == [0, 1]
+    assert kept(logits, p=1e-6) == [0]
+    assert kept(logits, p=0.9999) == [0, 1, 2, 3]
+    assert kept(logits, m=0.4) == [0, 1]
+    assert kept(logits, m=1.0) == [0]
+    # top-p acts on what top-k left: 0.5 of 0.75 is two thirds
+    assert kept(logits, k=2, p=0.6) == [0]
+    assert kept(logits, k=2, p=0.7) == [0, 1]
+
+
+def test_equal_logits_at_the_border_stay() -> None:
+    assert kept([1.0, 1.0, 1.0, 0.0], k=1) == [0, 1, 2]
+
+
+def test_penalties() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0, 1.0]])
+    seen = torch.tensor([[True, True, False, True]])
+    counts = torch.tensor([[0, 0, 0, 2]])
+    column = lambda x: torch.tensor([[x]])  # noqa: E731
+    found = ops.apply_penalties(logits, seen, counts, column(2.0), column(0.5), column(0.25))
+    assert found.tolist() == [[1.0, -4.0, 1.0, 0.5 - 0.5 - 0.5]]
+
+
+def test_children_of_one_seed_differ() -> None:
+    seeds = [ops.child_seed(99, index) for index in range(50)]
+    assert seeds[0] == 99
+    assert len(set(seeds)) == 50
+    assert all(0 <= seed < 1 << 64 for seed in seeds)
