@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -75,7 +75,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -103,7 +103,7 @@ def _outcome(exchange: Exchange, latency: float) -> Outcome:
             continue
         event = _decoder.decode(data)
         usage = event.usage or usage
-        if event.error is not None and bytes(event.error) != b"null":
+        if event.error is not None:
             error = "error in stream"
         for choice in event.choices:
             finish_reason = choice.finish_reason or finish_reason
