@@ -69,11 +69,12 @@ def gumbel_noise(seeds_R: list[int], positions_R: list[int], vocab: int, device:
 
 
 def _key(seed: int, position: int) -> tuple[int, int]:
-    """Two words for the two rounds of mixing; the Weyl steps keep them from cancelling each other."""
+    """Two words for the two rounds of mixing. Tokens step by WEYL from the first, so the second must not be
+    such a step away: the rounds would cancel each other for one token."""
     low = mix_int(seed + WEYL)
     both = mix_int(low ^ mix_int((seed >> 32) + 2 * WEYL))
     first = mix_int(both ^ mix_int(position + 3 * WEYL))
-    return first, mix_int(first + 4 * WEYL)
+    return first, mix_int(first ^ MIX_2)
 
 
 def _mix(x: Tensor) -> Tensor:
