@@ -1,0 +1,79 @@
+"""All generations of one HTTP request, as one: started together, read together, given up together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from decodefleet.cluster.generation import Generation, Piece
+
+from .wire import PromptTokensDetails, Usage
+
+News = list[tuple[int, Piece]]
+"""Pieces, each with the number of its prompt."""
+
+
+class Answers:
+    """One generation per prompt. `close` in every case; it never waits."""
+
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        self.generations = generations
+        self._tasks: dict[asyncio.Task[list[Piece] | None], int] = {}
+        self._starting: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Until a worker has each of them. Raises DataplaneError."""
+        if len(self.generations) == 1:
+            await self.generations[0].start()
+            return
+        self._starting = [asyncio.create_task(generation.start()) for generation in self.generations]
+        await asyncio.gather(*self._starting)
+
+    async def take(self) -> News | None:
+        """News of any of them, at least one piece; None when all have ended. Raises DataplaneError."""
+        if len(self.generations) == 1:
+            pieces = await self.generations[0].take()
+            return None if pieces is None else [(0, piece) for piece in pieces]
+        if not self._tasks:
+            self._tasks = {self._next(number): number for number in range(len(self.generations))}
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            news = [(number, piece) for task in done for number, piece in self._advance(task)]
+            if news:
+                return news
+        return None
+
+    def close(self) -> None:
+        for task in (*self._starting, *self._tasks):
+            drop(task)
+        for generation in self.generations:
+            generation.close()
+
+    def usage(self) -> Usage:
+        prompt = sum(len(generation.request.prompt.tokens) for generation in self.generations)
+        generated = sum(generation.generated for generation in self.generations)
+        cached = sum(generation.cached_tokens for generation in self.generations)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=generated,
+            total_tokens=prompt + generated,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        )
+
+    def _next(self, number: int) -> asyncio.Task[list[Piece] | None]:
+        return asyncio.create_task(self.generations[number].take())
+
+    def _advance(self, task: asyncio.Task[list[Piece] | None]) -> News:
+        number = self._tasks.pop(task)
+        pieces = task.result()
+        if pieces is None:
+            return []
+        self._tasks[self._next(number)] = number
+        return [(number, piece) for piece in pieces]
+
+
+def drop(task: asyncio.Future[Any]) -> None:
+    """Nobody wants its result any more, nor to hear of its failure."""
+    task.cancel()
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())

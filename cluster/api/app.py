@@ -1,0 +1,170 @@
+"""The FastAPI application: which path is which endpoint, who may call it, and how failures look."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from decodefleet.cluster.dataplane.errors import DataplaneError
+from decodefleet.cluster.router import Router
+from decodefleet.worker.sampling_params import InvalidRequest
+from decodefleet.worker.text.chat import ChatTemplateError
+
+from . import service, wire
+from .auth import authenticator
+from .chat import create_chat_completion
+from .completions import create_completion
+from .errors import ApiError, BadRequest, Internal, NotFound, WrongMethod, api_error
+from .front import ClientLeft, Front
+from .observe import Observe
+from .openapi import body_of, document, responses
+from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .settings import ApiSettings
+from .tokens import detokenize, tokenize
+
+log = logging.getLogger(__name__)
+
+CLIENT_LEFT = 499
+
+Endpoint = Callable[[Front, Request], Awaitable[Response]]
+
+
+def build_app(
+    router: Router,
+    settings: ApiSettings,
+    *,
+    metrics: Callable[[], Awaitable[str]],
+    placements: Callable[[str | None], Awaitable[Any]],
+) -> FastAPI:
+    """The public endpoint. Starting and closing the router is the caller's.
+
+    metrics: the fleet's, as Prometheus text. placements: the scheduler's recent decisions, or those of the
+    request id given; anything JSON can hold.
+    """
+    app = FastAPI(
+        title="decodefleet",
+        version=service.own_version(),
+        description="Large language models behind an OpenAI-compatible API",
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    front = Front(router, settings, metrics, placements)
+    app.include_router(_public(front))
+    app.include_router(_protected(front))
+    for failure in (ApiError, InvalidRequest, DataplaneError, ChatTemplateError, ClientLeft, HTTPException):
+        app.add_exception_handler(failure, _answer_failure)
+    app.add_exception_handler(Exception, _answer_defect)
+    app.add_middleware(Observe, metrics=router.metrics)
+    app.openapi = lambda: document(app, router.models.values())  # type: ignore[method-assign]
+    return app
+
+
+def _public(front: Front) -> APIRouter:
+    routes = APIRouter(tags=["service"])
+    add = partial(_add, routes, front, "GET")
+    add("/health", service.health, responses(wire.Status))
+    add("/ready", service.ready, responses(wire.Status, 503))
+    add("/metrics", service.metrics, responses(None, 503, media_type="text/plain"))
+    add("/version", service.show_version, responses(wire.Version))
+    return routes
+
+
+def _protected(front: Front) -> APIRouter:
+    routes = APIRouter(dependencies=[Depends(authenticator(front.settings.api_keys))])
+    get, post = partial(_add, routes, front, "GET"), partial(_add, routes, front, "POST")
+    generating = (400, 401, 404, 413, 429, 503, 504)
+    get("/v1/models", service.list_models, responses(wire.ModelList, 401))
+    get(
+        "/v1/models/{model_id:path}", service.get_model, responses(wire.Model, 401, 404, 503), extra=_MODEL_ID
+    )
+    post(
+        "/v1/completions",
+        create_completion,
+        responses(wire.Completion, *generating, stream=wire.Completion),
+        extra=body_of(CompletionRequest),
+    )
+    post(
+        "/v1/chat/completions",
+        create_chat_completion,
+        responses(wire.ChatCompletion, *generating, stream=wire.ChatChunk),
+        extra=body_of(ChatRequest),
+    )
+    reading = (400, 401, 404, 413, 503)
+    post("/tokenize", tokenize, responses(wire.Tokens, *reading), extra=body_of(TokenizeRequest))
+    post("/detokenize", detokenize, responses(wire.Prompt, *reading), extra=body_of(DetokenizeRequest))
+    get("/debug/placements", service.placements, responses(None, 401, 404), extra=_REQUEST_ID)
+    return routes
+
+
+def _add(
+    routes: APIRouter,
+    front: Front,
+    method: str,
+    path: str,
+    endpoint: Endpoint,
+    declared: dict[int | str, dict[str, Any]],
+    extra: dict[str, Any] | None = None,
+) -> None:
+    async def handle(request: Request) -> Response:
+        return await endpoint(front, request)
+
+    routes.add_api_route(
+        path,
+        handle,
+        methods=[method],
+        name=endpoint.__name__,
+        description=endpoint.__doc__,
+        response_class=Response,
+        responses=declared,
+        openapi_extra=extra,
+    )
+
+
+_MODEL_ID = {
+    "parameters": [
+        {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    ]
+}
+_REQUEST_ID = {
+    "parameters": [
+        {"name": "request_id", "in": "query", "required": False, "schema": {"type": "string", "minLength": 1}}
+    ]
+}
+
+
+async def _answer_failure(request: Request, failure: Exception) -> Response:
+    if isinstance(failure, ClientLeft):
+        return Response(status_code=CLIENT_LEFT)
+    if isinstance(failure, ChatTemplateError):
+        failure = BadRequest(str(failure), param="messages")
+    if isinstance(failure, HTTPException):
+        failure = _from_http(request, failure)
+    return _response(api_error(failure, getattr(request.state, "field_names", {})))
+
+
+async def _answer_defect(_request: Request, failure: Exception) -> Response:
+    log.error("an endpoint failed", exc_info=failure)
+    return _response(Internal("internal error", code="internal_error"))
+
+
+def _from_http(request: Request, failure: HTTPException) -> ApiError:
+    """What Starlette itself refuses."""
+    if failure.status_code == 404:
+        return NotFound(f"there is no {request.url.path[:200]}", code="unknown_path")
+    if failure.status_code == 405:
+        allowed = (failure.headers or {}).get("Allow", "")
+        return WrongMethod(f"{request.method} is not allowed here", code="method_not_allowed", allow=allowed)
+    return BadRequest(str(failure.detail))
+
+
+def _response(error: ApiError) -> Response:
+    return Response(
+        error.body, status_code=error.status, headers=error.headers, media_type="application/json"
+    )

@@ -1,0 +1,193 @@
+"""What clients may send: OpenAI's fields, and vLLM's extra ones where the meaning is the same.
+
+Fields that would change the meaning of an answer and are not supported are refused by name; any other
+unknown field is ignored. How fields become SamplingParams is here as well, for it is their meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from decodefleet.worker.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP, SamplingParams
+
+from .errors import BadRequest
+
+T = TypeVar("T")
+
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_TOKENS = 1 << 24
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+# what is refused unless it is absent, null, empty, or this value that asks for nothing
+UNSUPPORTED: dict[str, object] = {
+    "audio": None,
+    "function_call": "none",
+    "functions": None,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "modalities": ["text"],
+    "prediction": None,
+    "prompt_embeds": None,
+    "prompt_logprobs": None,
+    "response_format": {"type": "text"},
+    "structured_outputs": None,
+    "suffix": "",
+    "tool_choice": "none",
+    "tools": None,
+    "use_beam_search": False,
+    "web_search_options": None,
+}
+
+
+class Strict(BaseModel):
+    """No coercion: "1" is not a number."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class StreamOptions(Strict):
+    include_usage: bool = Field(False, description="a last chunk with the token counts")
+    continuous_usage_stats: bool = Field(False, description="token counts in every chunk")
+
+
+class GenerationFields(Strict):
+    """Common to completions and chat."""
+
+    model: str | None = Field(None, description="served name; may be left out where one model is served")
+    n: int | None = Field(1, ge=1, le=MAX_N, description="answers to one prompt")
+    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="most tokens of one answer")
+    min_tokens: int | None = Field(0, ge=0, le=MAX_TOKENS, description="no end before this many tokens")
+    temperature: Finite | None = Field(1.0, ge=0, le=2, description="0 is greedy")
+    top_p: Finite | None = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(0, ge=-1, le=MAX_TOKEN_ID, description="0 and -1: off")
+    min_p: Finite | None = Field(0.0, ge=0, le=1)
+    presence_penalty: Finite | None = Field(0.0, ge=-2, le=2)
+    frequency_penalty: Finite | None = Field(0.0, ge=-2, le=2)
+    repetition_penalty: Finite | None = Field(1.0, gt=0, le=100)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOP)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    ignore_eos: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    skip_special_tokens: bool | None = True
+    logit_bias: dict[str, Bias] | None = Field(
+        None, max_length=1024, description="added to logits, by token id"
+    )
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = Field(False, description="token ids beside the text")
+    cache_salt: Text | None = Field(None, description="cached prefixes are shared only under one salt")
+    priority: int | None = Field(0, ge=-(1 << 31), le=(1 << 31) - 1, description="lower is sooner")
+    user: str | None = Field(None, description="whose request this is, for fair shares")
+    session_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        for name in UNSUPPORTED.keys() & data.keys() if isinstance(data, dict) else ():
+            value, harmless = data[name], UNSUPPORTED[name]
+            if value not in (None, [], {}, harmless):
+                raise BadRequest(f"{name} is not supported", param=name)
+        return data
+
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None, echo_scored: bool) -> SamplingParams:
+        """Raises InvalidRequest. max_tokens None: as many as there is room for."""
+        return SamplingParams(
+            n=_or(self.n, 1),
+            max_tokens=max_tokens,
+            min_tokens=_or(self.min_tokens, 0),
+            temperature=float(_or(self.temperature, 1.0)),
+            top_p=float(_or(self.top_p, 1.0)),
+            top_k=max(0, _or(self.top_k, 0)),
+            min_p=float(_or(self.min_p, 0.0)),
+            repetition_penalty=float(_or(self.repetition_penalty, 1.0)),
+            presence_penalty=float(_or(self.presence_penalty, 0.0)),
+            frequency_penalty=float(_or(self.frequency_penalty, 0.0)),
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if echo_scored else None,
+            logit_bias=_logit_bias(self.logit_bias),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+        )
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[Text], Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(min_length=1)]
+    ) = Field(description="text, token ids, or several of either")
+    best_of: int | None = Field(None, ge=1, le=MAX_N, description="must equal n")
+    echo: bool | None = Field(False, description="the prompt in front of the answer")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="this many best tokens per position"
+    )
+    add_special_tokens: bool | None = True
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="newer name of max_tokens"
+    )
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = True
+    add_special_tokens: bool | None = Field(False, description="beyond what the chat template writes")
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = True
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
+    if not given:
+        return {}
+    if not all(token.isascii() and token.isdecimal() and len(token) < 11 for token in given):
+        raise BadRequest("logit_bias: keys must be token ids", param="logit_bias")
+    return {int(token): float(bias) for token, bias in given.items()}

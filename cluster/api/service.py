@@ -1,0 +1,64 @@
+"""Endpoints about the service itself: models, health, readiness, metrics, placements, version."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from decodefleet.worker.protocol import ModelCard
+
+from .errors import NotFound, Unavailable
+from .front import Front, json_response
+from .wire import Model, ModelList, Status, Version
+
+
+async def list_models(front: Front, _request: Request) -> Response:
+    return json_response(ModelList(data=[_model(front, card) for card in front.router.models.values()]))
+
+
+async def get_model(front: Front, request: Request) -> Response:
+    return json_response(_model(front, front.card(request.path_params["model_id"])))
+
+
+async def health(_front: Front, _request: Request) -> Response:
+    """The process lives: nothing is said of workers."""
+    return json_response(Status(status="ok"))
+
+
+async def ready(front: Front, _request: Request) -> Response:
+    """Some worker can generate."""
+    if not front.router.ready:
+        raise Unavailable("no worker can generate yet", code="not_ready", retry_after_s=1.0)
+    return json_response(Status(status="ready"))
+
+
+async def metrics(front: Front, _request: Request) -> Response:
+    return Response(await front.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def placements(front: Front, request: Request) -> Response:
+    """The scheduler's decisions with their terms, newest last; of one request if `request_id` is given."""
+    request_id = request.query_params.get("request_id")
+    found = await front.placements(request_id)
+    if request_id is not None and not found:
+        raise NotFound(f"no placement of {request_id[:200]!r} is remembered", param="request_id")
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+async def show_version(_front: Front, _request: Request) -> Response:
+    return json_response(Version(version=own_version()))
+
+
+def own_version() -> str:
+    try:
+        return version("decodefleet")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _model(front: Front, card: ModelCard) -> Model:
+    return Model(id=card.name, created=front.started, root=card.name, max_model_len=card.max_model_len)

@@ -1,0 +1,16 @@
+"""What the HTTP surface can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from decodefleet.worker.config import Frozen
+
+
+class ApiSettings(Frozen):
+    """Limits and keys of the public endpoint."""
+
+    api_keys: tuple[str, ...] = Field((), repr=False, description="accepted keys; none leaves the API open")
+    max_body_bytes: int = Field(16 << 20, ge=1, description="largest request body that is read")
+    max_prompts: int = Field(128, ge=1, description="most prompts in one completion request")
+    ping_s: float = Field(15.0, gt=0, description="seconds of silence after which a stream gets a comment")

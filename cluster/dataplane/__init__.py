@@ -1,0 +1,1 @@
+"""The router's side of the data plane: clients of scheduler and workers, on one event loop."""

@@ -1,0 +1,46 @@
+"""What can go wrong between a router and the rest of the cluster.
+
+DataplaneError
+├── PlacementRefused      the scheduler said no; `refusal` has the typed reason
+├── SchedulerSilent       no placement before the deadline, for nobody answered
+├── WorkerRejected        a worker did not take the submit; `rejected` has the typed reason
+├── WorkerLost            the worker is gone or silent; its streams end
+├── WorkerFailed          the worker gave this one sequence up
+└── ConsumerTooSlow       the client did not take its tokens in time; they were not kept for it
+"""
+
+from __future__ import annotations
+
+from decodefleet.worker.protocol import Refusal, Rejected
+
+
+class DataplaneError(Exception):
+    """Base of the tree above."""
+
+
+class PlacementRefused(DataplaneError):
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class SchedulerSilent(DataplaneError):
+    pass
+
+
+class WorkerRejected(DataplaneError):
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.message)
+        self.rejected = rejected
+
+
+class WorkerLost(DataplaneError):
+    pass
+
+
+class WorkerFailed(DataplaneError):
+    pass
+
+
+class ConsumerTooSlow(DataplaneError):
+    pass

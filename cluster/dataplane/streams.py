@@ -1,0 +1,78 @@
+"""The tokens of one request on their way from a worker's connection to the request that waits for them.
+
+Filled by the receive loop, which never waits for a consumer; emptied in whole batches. Bounded: a consumer
+that does not keep up loses its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from decodefleet.worker.protocol import TokenDelta
+
+from .errors import ConsumerTooSlow, DataplaneError, WorkerLost, WorkerRejected
+
+MAX_BUFFERED = 4096
+
+
+class TokenStream:
+    """One attempt of one request at one worker; `close` gives up what has not ended."""
+
+    def __init__(
+        self, n: int, send_abort: Callable[[int | None], None], on_close: Callable[[], None]
+    ) -> None:
+        self._live = set(range(n))
+        self._deltas: list[TokenDelta] = []
+        self._error: DataplaneError | None = None
+        self._news = asyncio.Event()
+        self._send_abort = send_abort
+        self._on_close = on_close
+        self._closed = False
+
+    @property
+    def finished(self) -> bool:
+        """Every sequence has ended, as far as the worker is concerned."""
+        return not self._live
+
+    async def take(self) -> list[TokenDelta]:
+        """All deltas that are there, at least one. Raises DataplaneError when no more can come."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def abort_sequence(self, index: int) -> None:
+        """The caller needs no more of this sequence."""
+        if index in self._live:
+            self._live.discard(index)
+            self._send_abort(index if self._live else None)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._live and not isinstance(self._error, WorkerLost | WorkerRejected):
+            self._send_abort(None)
+        self._live.clear()
+        self._on_close()
+
+    def put(self, delta: TokenDelta) -> None:
+        if delta.index not in self._live or self._error is not None:
+            return
+        if len(self._deltas) >= MAX_BUFFERED:
+            self.fail(ConsumerTooSlow("tokens were not taken in time"))
+            return
+        if delta.finish_reason is not None:
+            self._live.discard(delta.index)
+        self._deltas.append(delta)
+        self._news.set()
+
+    def fail(self, error: DataplaneError) -> None:
+        """Ends the stream after what is buffered; the first error counts."""
+        if self._error is None:
+            self._error = error
+            self._news.set()

@@ -1,0 +1,77 @@
+"""Text work of the front end, off the event loop: tokenize, render chats, hash blocks. One per model.
+
+The tokenizer releases the GIL, so a few threads are enough, and a long prompt holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from decodefleet.worker.kv.hashing import extend_chain, pack_tokens, request_root
+from decodefleet.worker.protocol import ModelCard
+from decodefleet.worker.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as workers and scheduler take it: packed too, with the hashes of its full blocks, joined."""
+
+    tokens: list[int]
+    packed: bytes
+    block_hashes: bytes
+
+
+class TextService:
+    """Built by `load`; every method may be called concurrently."""
+
+    def __init__(self, card: ModelCard, tokenizer: Tokenizer, executor: Executor) -> None:
+        self.card = card
+        self.tokenizer = tokenizer
+        self._executor = executor
+
+    @classmethod
+    async def load(cls, card: ModelCard, executor: Executor) -> TextService:
+        loop = asyncio.get_running_loop()
+        tokenizer = await loop.run_in_executor(executor, Tokenizer.from_folder, Path(card.folder))
+        return cls(card, tokenizer, executor)
+
+    def for_card(self, card: ModelCard) -> TextService:
+        """The same tokenizer for the same folder's model in another KV form."""
+        return TextService(card, self.tokenizer, self._executor)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return await self._run(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode_chat(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, add_special_tokens: bool
+    ) -> list[int]:
+        """Raises ChatTemplateError where the model's template refuses the messages."""
+
+        def work() -> list[int]:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=add_generation_prompt
+            )
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        return await self._run(work)
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        return await self._run(lambda: self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    async def hash(self, tokens: list[int], cache_salt: str) -> Prompt:
+        def work() -> Prompt:
+            root = request_root(self.card.hash_root, cache_salt=cache_salt)
+            hashes = extend_chain(root, tokens, self.card.block_size)
+            return Prompt(tokens, pack_tokens(tokens), b"".join(hashes))
+
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
