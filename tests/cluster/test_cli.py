@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decodefleet.cluster import cli
+from decodefleet.cluster.config import options
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith("DECODEFLEET_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+class Ran:
+    """A command's exit status and what it printed, by stream."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["decodefleet", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), printed.out, printed.err)
+
+    return call
+
+
+def test_help_names_every_command(run) -> None:
+    for arguments in (["--help"], []):
+        out = run(*arguments).out
+        assert all(name in out for name in ("serve", "generate", "plan", "bench", "config", "--version"))
+
+
+def test_version(run) -> None:
+    assert run("--version").out.startswith("decodefleet 0.")
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['decodefleet', 'serve', '--help']\n"
+        "from decodefleet.cluster import cli\n"
+        "try:\n"
+        "    cli.main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "heavy = {'torch', 'ray', 'transformers', 'numpy', 'fastapi', 'zmq'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_serve_offers_every_option_once(run) -> None:
+    out = run("serve", "--help").out
+    assert "…" not in out
+    for option in options().values():
+        if option.hidden or option.env_only:
+            assert f"{option.flag} " not in out
+        elif option.name != "model":
+            shown = f"--no-{option.name.replace('_', '-')}" if option.default is True else option.flag
+            assert f" {shown} " in out, shown
+
+
+def test_config_tells_where_values_come_from(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("workers: 3\nport: 1\n")
+    monkeypatch.setenv("DECODEFLEET_MAX_NUM_SEQS", "8")
+    monkeypatch.setenv("DECODEFLEET_CLUSTER_SECRET", "hush-hush")
+    out = run("config", "some/model", "--config", str(file), "--port", "99", "--no-enable-prefix-caching").out
+    rows = {
+        cells[1].strip(): cells[2:4]
+        for cells in (line.split("│") for line in out.splitlines() if "│" in line)
+    }
+    found = {name: tuple(cell.strip() for cell in cells) for name, cells in rows.items()}
+    assert found["model"] == ("some/model", "flag")
+    assert found["port"] == ("99", "flag")
+    assert found["enable_prefix_caching"] == ("False", "flag")
+    assert found["workers"] == ("3", "file")
+    assert found["max_num_seqs"] == ("8", "env")
+    assert found["block_size"] == ("16", "default")
+    assert "hush" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--port", "0"], ["port", "greater than or equal to 1"]),
+        (["config", "--config", "none.yaml"], ["none.yaml"]),
+        (["plan", "no-such-model"], ["no-such-model", "smollm2-135m"]),
+        (["bench", "serve", "--url", "http://127.0.0.1:1"], ["no server answers"]),
+        (["generate", "hi", "--top-p", "7"], ["top_p"]),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(run, arguments: list[str], words: list[str]) -> None:
+    ran = run(*arguments)
+    assert ran.status == 1
+    assert ran.err.startswith("error: ")
+    text = " ".join(ran.err.split())
+    assert all(word in text for word in words)
+    assert "Traceback" not in text
+    assert "bug" not in text
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["decodefleet", "plan", "no-such-model", "--debug"])
+    with pytest.raises(Exception, match="no-such-model"):
+        cli.main()
+
+
+def test_unknown_options_suggest_the_nearest(run) -> None:
+    ran = run("serve", "--prot", "1")
+    assert ran.status == 2
+    assert "--port" in ran.err
+
+
+def test_plan_of_the_built_in_model(run, smollm2: Path) -> None:
+    ran = run("plan", "--gpu-memory-gib", "1")
+    assert ran.status == 0
+    assert "23,040 bytes" in ran.out
+    assert run("plan", "--gpu-memory-gib", "0.2").status == 1

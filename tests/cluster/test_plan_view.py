@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from decodefleet.cluster.plan_view import GIB, PlanOptions, advice, find_model, make_plan, plan_table
+from decodefleet.worker.assets.errors import ModelError
+from decodefleet.worker.assets.progress import NoProgress
+from decodefleet.worker.config import CacheConfig
+
+# Llama 3.1 8B
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+}
+PARAMETERS = 8_030_261_248
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_bare_config_is_enough(llama: Path) -> None:
+    assert find_model(str(llama / "config.json"), NoProgress()) == llama
+    plan = make_plan(find_model(str(llama), NoProgress()), PlanOptions(gpu_memory_gib=80))
+    assert plan.parameters == PARAMETERS
+    assert (plan.weights, plan.weights_exact) == (2 * PARAMETERS, False)
+    # 2 MiB per block of 16 tokens
+    assert plan.kv_per_token * 16 == 2 << 20
+    assert plan.kv_pool == int(0.9 * 80 * GIB) - 2 * PARAMETERS
+    assert plan.capacity.blocks == plan.kv_pool // (2 << 20)
+    assert plan.capacity.sequences == plan.capacity.blocks // (131072 // 16)
+    assert plan.fits
+
+
+def test_ranks_share_weights_and_heads(llama: Path) -> None:
+    plan = make_plan(llama, PlanOptions(gpu_memory_gib=80, tensor_parallel_size=4))
+    assert plan.weights == PARAMETERS // 2
+    assert plan.kv_per_token == 131072 // 4
+    with pytest.raises(ModelError, match="cannot be divided among 3 ranks"):
+        make_plan(llama, PlanOptions(gpu_memory_gib=80, tensor_parallel_size=3))
+
+
+def test_dtype_and_length_can_be_chosen(llama: Path) -> None:
+    plan = make_plan(llama, PlanOptions(dtype="float32", max_model_len=1024, gpu_memory_gib=80))
+    assert plan.kv_per_token == 2 * 131072
+    assert plan.weights == 4 * PARAMETERS
+    assert plan.max_model_len == 1024
+    with pytest.raises(ModelError, match="fp4 are not supported"):
+        make_plan(llama, PlanOptions(dtype="fp4"))
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (PlanOptions(gpu_memory_gib=16), "The weights alone do not fit"),
+        (PlanOptions(gpu_memory_gib=24), "lower --max-model-len"),
+    ],
+)
+def test_what_does_not_fit_is_said(llama: Path, options: PlanOptions, hint: str) -> None:
+    plan = make_plan(llama, options)
+    assert not plan.fits
+    assert hint in advice(plan)
+
+
+def test_stored_weights_are_counted_from_their_files(smollm2: Path) -> None:
+    plan = make_plan(smollm2, PlanOptions(gpu_memory_gib=1))
+    assert plan.weights_exact
+    assert plan.weights == 2 * plan.parameters
+    assert plan.kv_per_token == 23_040
+
+
+def test_table_names_every_number(llama: Path) -> None:
+    options = PlanOptions(
+        gpu_memory_gib=80, tensor_parallel_size=2, cache=CacheConfig(gpu_memory_utilization=0.5)
+    )
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(plan_table("llama", make_plan(llama, options)))
+    text = captured.get()
+    for expected in ("8,030.3 M", "7.48 GiB", "65,536 bytes", "1.00 MiB (16 tokens)", "40.00 GiB per rank"):
+        assert expected in text
