@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from decodefleet.cluster.generation import Generation, Piece
-
+from ..generation import Generation, Piece
 from .wire import PromptTokensDetails, Usage
 
 News = list[tuple[int, Piece]]

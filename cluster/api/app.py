@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from decodefleet.cluster.dataplane.errors import DataplaneError
-from decodefleet.cluster.router import Router
 from decodefleet.worker.sampling_params import InvalidRequest
 from decodefleet.worker.text.chat import ChatTemplateError
 
+from ..dataplane.errors import DataplaneError
+from ..router import Router
 from . import service, wire
 from .auth import authenticator
 from .chat import create_chat_completion

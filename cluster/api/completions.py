@@ -9,9 +9,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from decodefleet.cluster.generation import Piece
-from decodefleet.cluster.text_service import TextService
-
+from ..generation import Piece
+from ..text_service import TextService
 from .answers import Answers
 from .errors import BadRequest
 from .front import Front, encode, json_response, new_id

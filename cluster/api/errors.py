@@ -21,14 +21,15 @@ from typing import ClassVar
 
 import msgspec
 
-from decodefleet.cluster.dataplane.errors import (
+from decodefleet.worker.sampling_params import InvalidRequest
+
+from ..dataplane.errors import (
     DataplaneError,
     PlacementRefused,
     WorkerFailed,
     WorkerLost,
     WorkerRejected,
 )
-from decodefleet.worker.sampling_params import InvalidRequest
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

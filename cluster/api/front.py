@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from decodefleet.cluster.router import Caller, Router
 from decodefleet.worker.protocol import ModelCard
 from decodefleet.worker.sampling_params import SamplingParams
 
+from ..router import Caller, Router
 from .answers import Answers, drop
 from .auth import tenant_of
 from .body import read_body

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from decodefleet.cluster.generation import Finish
+from ..generation import Finish
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

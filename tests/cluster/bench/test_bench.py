@@ -148,7 +148,7 @@ def test_what_a_user_can_put_right_is_named(flags: dict[str, Any], message: str)
 
 def test_options_are_frozen_and_complete() -> None:
     with pytest.raises(ValidationError):
-        BenchOptions.model_validate({"concurency": "1"})
+        BenchOptions.model_validate({"colour": "red"})
 
 
 async def test_command_writes_a_file_without_secrets(serving, tmp_path: Path) -> None:
