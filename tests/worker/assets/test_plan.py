@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from decodefleet.worker.assets.checkpoint import read_config, weight_bytes
+from decodefleet.worker.assets.errors import ModelError
+from decodefleet.worker.assets.plan import Capacity, capacity, kv_budget, kv_bytes_per_token, parameters
+
+MakeFolder = Callable[..., Path]
+GIB = 2**30
+
+
+def test_the_real_model(smollm2: Path) -> None:
+    info = read_config(smollm2)
+    assert kv_bytes_per_token(info, 2) == 2 * 30 * 3 * 64 * 2
+    assert parameters(info) * 2 == weight_bytes(smollm2)
+
+
+def test_an_8b_model_has_2_mib_per_block(make_folder: MakeFolder) -> None:
+    info = read_config(
+        make_folder(
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            vocab_size=128256,
+            tie_word_embeddings=False,
+        )
+    )
+    assert kv_bytes_per_token(info, 2) * 16 == 2 * 2**20
+    assert kv_bytes_per_token(info, 2, tp=4) == kv_bytes_per_token(info, 2) // 4
+    # more ranks than KV heads: each rank keeps one
+    assert kv_bytes_per_token(info, 2, tp=16) == kv_bytes_per_token(info, 2) // 8
+    assert parameters(info) == 8_030_261_248
+
+
+@pytest.mark.parametrize("tp", [0, 3, 5])
+def test_heads_that_cannot_be_divided_are_refused(make_folder: MakeFolder, tp: int) -> None:
+    with pytest.raises(ModelError, match="cannot be divided"):
+        kv_bytes_per_token(read_config(make_folder()), 2, tp)
+
+
+def test_what_fits() -> None:
+    assert capacity(GIB, per_token=1024, block_size=16, max_model_len=1000) == Capacity(65536, 1048576, 1040)
+    assert capacity(100, per_token=1024, block_size=16, max_model_len=1000) == Capacity(0, 0, 0)
+
+
+def test_the_budget_is_what_weights_and_activations_leave() -> None:
+    assert kv_budget(80 * GIB, 16 * GIB, 0.9, GIB) == 72 * GIB - 17 * GIB
+
+
+def test_a_model_that_does_not_fit_says_by_how_much() -> None:
+    with pytest.raises(ModelError, match=r"(?s)does not fit.*16\.00 GiB.*90% of 8\.00 GiB.*tensor-parallel"):
+        kv_budget(8 * GIB, 16 * GIB, 0.9)
