@@ -87,8 +87,10 @@ class ServeConfig(Frozen):
     address: str | None = _option(
         None, "Cluster", "Ray cluster to run on, of several machines; None starts a private local one"
     )
-    data_host: str = _option(
-        "127.0.0.1", "Cluster", "address of this machine by which router, scheduler and worker meet"
+    data_host: str | None = _option(
+        None,
+        "Cluster",
+        "address by which the parts meet; None: loopback, or with --address each machine's own",
     )
     cluster_secret: SecretStr | None = _option(
         None, "Cluster", "encrypts and authenticates the traffic inside the cluster", env_only=True
@@ -104,7 +106,7 @@ class ServeConfig(Frozen):
 
     @model_validator(mode="after")
     def _several_machines(self) -> Self:
-        if self.address is None and _is_loopback(self.data_host):
+        if self.address is None and (self.data_host is None or _is_loopback(self.data_host)):
             return self
         setting = "address" if self.address is not None else "data_host"
         if self.cluster_secret is None:
@@ -124,6 +126,12 @@ class ServeConfig(Frozen):
         if self.api_key_file is not None:
             keys += _read_keys(self.api_key_file)
         return tuple(keys)
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def secret(self) -> str | None:
         return self.cluster_secret.get_secret_value() if self.cluster_secret else None

@@ -46,7 +46,9 @@ class RankProcess:
         """Starts the process; `log_file` gets what it prints, where None our own output does."""
         self._log_file = log_file
         self._codec: Codec[ToSupervisor] = Codec(ToSupervisor)
-        self._folder = tempfile.TemporaryDirectory(prefix="decodefleet-rank-")
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="decodefleet-rank-", dir=log_file.parent if log_file is not None else None
+        )
         self._context = zmq.asyncio.Context()
         self._identity: bytes | None = None
         folder = Path(self._folder.name)

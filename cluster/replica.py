@@ -70,7 +70,10 @@ class WorkerFailed(RuntimeError):
 
 
 class Supervisor:
-    """`start` once, then `check_health` now and then, `stop` at the end; all on one event loop."""
+    """`start` once, then `check_health` now and then, `stop` at the end; all on one event loop.
+
+    host: address of this machine on which routers reach the worker. log_file: gets the rank's output.
+    """
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Supervisor:
         worker_id: str,
         locate: Locate,
         *,
+        host: str = "127.0.0.1",
         make_publisher: PublisherFactory | None = None,
         log_file: Path | None = None,
         news: NewsSender | None = None,
@@ -87,6 +91,7 @@ class Supervisor:
         self.given_up: str | None = None
         self._config = config
         self._locate = locate
+        self._host = host
         self._make_publisher = make_publisher
         self._log_file = log_file
         self._news = news
@@ -243,7 +248,7 @@ class Supervisor:
         return WorkerConfig(
             worker_id=self.worker_id,
             engine=engine.model_copy(update={"runner": runner}),
-            bind=f"tcp://{self._config.data_host}:0",
+            bind=f"tcp://{self._host}:0",
             fake=self._config.fake_engine if self._config.fake else None,
         )
 

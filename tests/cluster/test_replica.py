@@ -288,10 +288,9 @@ async def test_a_bad_model_is_reported_in_the_words_of_who_found_it(
 async def test_a_rank_that_fails_at_start_fails_the_start(
     smollm2: Path, scheduler: TinyScheduler, tmp_path: Path
 ) -> None:
-    # a port that cannot be listened on: the rank ends before it can say anything
-    config = make_config(smollm2, data_host="203.0.113.1", redis_url="redis://203.0.113.1")
+    # an address that cannot be listened on: the rank ends before it can say anything
     log = tmp_path / "worker.log"
-    supervisor = Supervisor(config, "w1", scheduler.locate, log_file=log)
+    supervisor = Supervisor(make_config(smollm2), "w1", scheduler.locate, host="203.0.113.1", log_file=log)
     with pytest.raises(WorkerFailed, match=r"exit code 1.*Cannot assign requested address"):
         await supervisor.start()
     await supervisor.stop()

@@ -1,0 +1,205 @@
+"""The Ray Serve application: scheduler, workers and routers as deployments.
+
+Serve owns processes, placement, health and rollout; requests never pass through it. Each class here only
+wires a part that knows no Ray to Serve's life cycle. `build` is the entry for Serve config files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+
+from decodefleet.worker.protocol import Ready
+from decodefleet.worker.transport import Security
+
+from .api.app import build_app
+from .api.settings import ApiSettings
+from .config import ConfigError, ServeConfig, load_config
+from .directory.publisher import DirectoryPublisher
+from .directory.reader import DirectoryReader
+from .news import NewsSender
+from .replica import Locate, Supervisor
+from .router import Router
+from .scheduling.config import SchedulingConfig
+from .scheduling.server import SchedulerServer
+
+# of what Serve does around a shutdown hook, and of the hook beyond the drain itself
+SHUTDOWN_MARGIN_S = 15.0
+CALLS = 100_000
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What replicas get from a launcher on the same machine: a folder for logs, and whom to tell news."""
+
+    log_dir: Path
+    news: str
+
+
+class SchedulerReplica:
+    """The one active global scheduler; Serve's handle to it is how others find its endpoint."""
+
+    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]
+        set_up_logging(config)
+        redis_url, model = _redis_url(config), config.served_model_name or config.model
+        self._server = SchedulerServer(
+            bind=f"tcp://{data_host(config)}:0",
+            security=Security.from_secret(config.secret()),
+            config=SchedulingConfig(policy=config.policy, max_queue=config.max_queue),
+            directory=DirectoryReader(redis_url, model) if redis_url is not None else None,
+        )
+        await self._server.start()
+
+    async def locate(self) -> tuple[str, int]:
+        return self._server.endpoint, self._server.epoch
+
+    async def metrics(self) -> str:
+        return await self._server.metrics()
+
+    async def placements(self, request_id: str | None = None) -> list[dict[str, Any]]:
+        return self._server.placements(request_id)
+
+    async def __del__(self) -> None:
+        await self._server.stop()
+
+
+class WorkerReplica:
+    """One model replica. Serve counts it as started when it can generate."""
+
+    async def __init__(self, config: ServeConfig, scheduler: Any, local: LocalRun | None) -> None:  # type: ignore[misc]
+        set_up_logging(config)
+        worker_id = f"worker-{serve.get_replica_context().replica_id.unique_id}"
+        redis_url = _redis_url(config)
+
+        def make_publisher(ready: Ready) -> DirectoryPublisher:
+            assert redis_url is not None
+            return DirectoryPublisher(redis_url, ready.card.name, ready.worker_id, ready.incarnation)
+
+        self._supervisor = Supervisor(
+            config,
+            worker_id,
+            _locate(scheduler),
+            host=data_host(config),
+            make_publisher=make_publisher if redis_url is not None else None,
+            log_file=local.log_dir / f"{worker_id}.log" if local is not None else None,
+            news=NewsSender(local.news, worker_id) if local is not None else None,
+        )
+        await self._supervisor.start()
+
+    async def check_health(self) -> None:
+        self._supervisor.check_health()
+
+    async def __del__(self) -> None:
+        await self._supervisor.stop()
+
+
+@serve.ingress()
+class RouterReplica:
+    """One router behind Serve's HAProxy, which talks to this replica's own HTTP server."""
+
+    async def __init__(self, config: ServeConfig, scheduler: Any, workers: Any) -> None:  # type: ignore[misc]
+        # `workers` is here so that they belong to the application; the way to them is the scheduler's to say
+        del workers
+        set_up_logging(config)
+        self._config = config
+        self._scheduler = scheduler
+        self._router = Router(_locate(scheduler), Security.from_secret(config.secret()))
+        self._router.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        settings = ApiSettings(api_keys=self._config.api_keys(), max_body_bytes=self._config.max_body_bytes)
+        app: FastAPI = build_app(self._router, settings, metrics=self._metrics, placements=self._placements)
+        return app
+
+    async def _metrics(self) -> str:
+        text: str = await self._scheduler.metrics.remote()
+        return text
+
+    async def _placements(self, request_id: str | None) -> list[dict[str, Any]]:
+        placements: list[dict[str, Any]] = await self._scheduler.placements.remote(request_id)
+        return placements
+
+    async def __del__(self) -> None:
+        await self._router.close()
+
+
+def build_application(config: ServeConfig, local: LocalRun | None = None) -> serve.Application:
+    """The application for a connected Ray cluster. Raises ConfigError where it has too few GPUs."""
+    # workers and scheduler must agree on the name, wherever each of them finds the model
+    config = config.model_copy(update={"served_model_name": config.served_model_name or config.model})
+    common = {"max_ongoing_requests": CALLS, "graceful_shutdown_wait_loop_s": 0.2, "health_check_period_s": 5}
+    drained_s = config.drain_s + SHUTDOWN_MARGIN_S
+    resources = _worker_resources(config)
+    scheduler = serve.deployment(
+        SchedulerReplica, name="scheduler", ray_actor_options={"num_cpus": 0}, **common
+    ).bind(config)
+    workers = serve.deployment(
+        WorkerReplica,
+        name="worker",
+        num_replicas=config.workers,
+        ray_actor_options={"num_cpus": resources["CPU"], "num_gpus": resources["GPU"]},
+        placement_group_bundles=[{name: count for name, count in resources.items() if count}],
+        graceful_shutdown_timeout_s=drained_s,
+        **common,
+    ).bind(config, scheduler, local)
+    return serve.deployment(
+        RouterReplica,
+        name="router",
+        num_replicas=config.routers,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=drained_s,
+        **common,
+    ).bind(config, scheduler, workers)
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """For `import_path: decodefleet.cluster.app:build` in a Serve config file.
+
+    args: options by their flat names; the environment is read as `decodefleet serve` reads it. On several
+    machines set `address: auto` and `redis_url`.
+    """
+    return build_application(load_config(args, env=os.environ).config)
+
+
+def data_host(config: ServeConfig) -> str:
+    """Address of this machine by which the parts of the cluster meet."""
+    if config.data_host is not None:
+        return config.data_host
+    return ray.util.get_node_ip_address() if config.address is not None else "127.0.0.1"
+
+
+def set_up_logging(config: ServeConfig) -> None:
+    """Our own log lines join Serve's in the replica's log file."""
+    log = logging.getLogger("decodefleet")
+    log.setLevel(config.log_level.upper())
+    log.handlers = list(logging.getLogger("ray.serve").handlers)
+
+
+def _worker_resources(config: ServeConfig) -> dict[str, int]:
+    """What one worker claims of the cluster: one bundle, with a GPU where it computes on one."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    device = "cpu" if config.fake else config.runner.device
+    if device == "cpu" or (device == "auto" and gpus == 0):
+        return {"CPU": 1, "GPU": 0}
+    if gpus < config.workers:
+        raise ConfigError(f"workers: {config.workers} workers need a GPU each, the cluster has {gpus}")
+    return {"CPU": 1, "GPU": 1}
+
+
+def _redis_url(config: ServeConfig) -> str | None:
+    return config.redis_url.get_secret_value() if config.redis_url is not None else None
+
+
+def _locate(scheduler: Any) -> Locate:
+    async def locate() -> tuple[str, int]:
+        endpoint, epoch = await scheduler.locate.remote()
+        return endpoint, epoch
+
+    return locate

@@ -1,0 +1,229 @@
+"""`decodefleet serve`: starts everything on this machine, says how it goes, and leaves nothing behind.
+
+The command's own process only guards (`processes.run_guarded`); its child runs `Launcher`: private Redis,
+private Ray cluster, the Serve application. With `--address` the application goes to a Ray cluster that is
+there already. Ray is imported inside, after its environment is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import traceback
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+from rich.console import Console
+
+from decodefleet.worker.assets.errors import ModelError
+from decodefleet.worker.assets.resolve import resolve_model
+from decodefleet.worker.protocol import Failed
+
+from . import local_ray
+from .config import ConfigError, LoadedConfig, ServeConfig
+from .embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
+from .news import NewsReceiver
+from .processes import port_is_free, run_guarded
+from .startup_view import WorkersView, print_ready
+from .terminal import FileProgress, print_error
+
+if TYPE_CHECKING:
+    from .app import LocalRun
+
+log = logging.getLogger(__name__)
+
+APPLICATION = "decodefleet"
+POLL_S = 0.25
+STOPPED_AT_ONCE = 130
+
+
+class StartupFailed(RuntimeError):
+    """The server cannot come up; says what the part at fault said."""
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM: stop as usual."""
+
+
+def serve(loaded: LoadedConfig, console: Console) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError where nothing was started."""
+    config = loaded.config
+    _check_address(config)
+    # short, and not below TMPDIR: the paths of Ray's sockets are limited to 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="decodefleet-", dir="/tmp"))
+    code = run_guarded(lambda: Launcher(config, console, folder).run())
+    if code in (0, STOPPED_AT_ONCE):
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        console.print(f"logs are in {folder}", soft_wrap=True, highlight=False)
+    return code
+
+
+class Launcher:
+    """Owns what it started, in the order in which it is stopped."""
+
+    def __init__(self, config: ServeConfig, console: Console, folder: Path) -> None:
+        self._config = config
+        self._console = console
+        self._folder = folder
+        self._stopping = False
+        self._redis: EmbeddedRedis | None = None
+        self._ray_runs = False
+        self._application_runs = False
+
+    def run(self) -> int:
+        detach_output(self._console, self._folder / "launcher.log")
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._on_signal)
+        code = 1
+        try:
+            self._serve()
+        except Interrupted:
+            code = 0
+        except (ConfigError, ModelError, RedisUnavailable, StartupFailed) as error:
+            print_error(self._console, str(error))
+        except Exception as error:
+            traceback.print_exc()
+            print_error(self._console, f"{type(error).__name__}: {error}")
+        self._stopping = True
+        self._stop()
+        return code
+
+    def _serve(self) -> None:
+        config, local = self._config, None
+        self._console.print(f"logs: {self._folder}", style="dim", soft_wrap=True, highlight=False)
+        if config.address is None:
+            config = self._resolve(config)
+            config = self._start_redis(config)
+        news = NewsReceiver(f"ipc://{self._folder}/news")
+        with self._console.status("starting Ray and its HTTP proxy"):
+            self._start_ray(config)
+        from .app import LocalRun
+
+        if config.address is None:
+            local = LocalRun(log_dir=self._folder, news=news.endpoint)
+        self._deploy(config, local)
+        with WorkersView(self._console, config.workers) as view:
+            while not (view.complete or local is None) or not self._is_up(config):
+                self._take_news(news, view)
+        print_ready(self._console, config)
+        while True:
+            self._take_news(news, view)
+
+    def _resolve(self, config: ServeConfig) -> ServeConfig:
+        """Fetches and converts the model once, here, where progress can be seen."""
+        with FileProgress(self._console) as progress:
+            model = resolve_model(
+                config.model, cache_dir=config.cache_dir, revision=config.revision, progress=progress
+            )
+        name = config.served_model_name or model.served_name
+        self._console.print(f"model [bold]{name}[/] in {model.folder}", soft_wrap=True, highlight=False)
+        return config.model_copy(update={"model": str(model.folder), "served_model_name": name})
+
+    def _start_redis(self, config: ServeConfig) -> ServeConfig:
+        if config.redis_url is not None:
+            check_redis(config.redis_url.get_secret_value())
+            return config
+        self._redis = EmbeddedRedis()
+        return config.model_copy(update={"redis_url": SecretStr(self._redis.start())})
+
+    def _start_ray(self, config: ServeConfig) -> None:
+        if config.address is not None:
+            local_ray.join(config.address, config.host, config.port)
+        else:
+            local_ray.prepare(self._folder, config.drain_s)
+            # each worker claims one CPU, and a machine may have fewer cores than it is told to run workers
+            cpus = max(config.workers, len(os.sched_getaffinity(0)))
+            local_ray.start(self._folder, cpus, config.host, config.port)
+        self._ray_runs = True
+
+    def _deploy(self, config: ServeConfig, local: LocalRun | None) -> None:
+        from ray import serve
+
+        from .app import build_application
+
+        target = serve.RunTarget(build_application(config, local), name=APPLICATION)
+        self._application_runs = True
+        serve.run_many(
+            [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+
+    def _take_news(self, news: NewsReceiver, view: WorkersView) -> None:
+        """Shows what workers say, for a moment. Raises StartupFailed where one fails before all are ready."""
+        for item in news.receive(POLL_S):
+            if isinstance(item.news, Failed) and not view.complete:
+                raise StartupFailed(item.news.message)
+            view.show(item.worker_id, item.news)
+
+    def _is_up(self, config: ServeConfig) -> bool:
+        """Whether the server answers that a worker can generate. Raises StartupFailed when it never will."""
+        from ray import serve
+
+        status = serve.status().applications[APPLICATION]
+        if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise StartupFailed(status.message)
+        return status.status == "RUNNING" and _answers(config)
+
+    def _stop(self) -> None:
+        steps: list[Callable[[], object]] = []
+        if self._application_runs:
+            limit_s = self._config.drain_s + 30
+            steps.append(lambda: local_ray.delete_application(APPLICATION, limit_s))
+        if self._ray_runs:
+            steps.append(local_ray.leave if self._config.address is not None else local_ray.stop)
+        if self._redis is not None:
+            steps.append(self._redis.stop)
+        if self._application_runs:
+            self._console.print(
+                f"stopping; running requests have {self._config.drain_s:g} s to finish, Ctrl-C ends them now"
+            )
+        for step in steps:
+            try:
+                step()
+            except Exception:
+                # the rest has to be stopped all the same
+                log.exception("a part did not stop as it should")
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            # the guardian ends what is left
+            os._exit(STOPPED_AT_ONCE)
+        self._stopping = True
+        raise Interrupted
+
+
+def detach_output(console: Console, file: Path) -> None:
+    """From now on only `console` writes to where it did; all else that is printed goes to `file`."""
+    console.file.flush()
+    console.file = os.fdopen(os.dup(console.file.fileno()), "w", buffering=1, encoding="utf-8")
+    output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+
+
+def _check_address(config: ServeConfig) -> None:
+    if config.address is not None:
+        return
+    try:
+        free = port_is_free(config.host, config.port)
+    except OSError as error:
+        raise ConfigError(f"host: cannot listen on {config.host}:{config.port}: {error.strerror}") from error
+    if not free:
+        raise ConfigError(f"port: {config.port} is in use on {config.host}; stop its owner or choose --port")
+
+
+def _answers(config: ServeConfig) -> bool:
+    with contextlib.suppress(urllib.error.URLError, OSError):
+        urllib.request.urlopen(f"{config.url}/ready", timeout=5).close()
+        return True
+    return False

@@ -1,0 +1,106 @@
+"""A private Ray cluster on this machine, quiet and apart from any other: own folder, ports and token.
+
+Everything that Ray and Serve read from the environment is set here, before the first import of ray; modules
+that import ray are imported after `prepare` only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+from .processes import free_ports
+
+OBJECT_STORE_BYTES = 100 << 20
+# after a replica is unrouted: HAProxy on this machine knows within a moment
+UNROUTE_S = 0.2
+DELETE_POLL_S = 0.2
+
+
+def prepare(folder: Path, drain_s: float) -> None:
+    """Sets the environment of a private cluster that keeps its files in `folder`."""
+    metrics, stats, http, grpc = free_ports(4)
+    os.environ.update(
+        {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_SERVE_ENABLE_HA_PROXY": "1",
+            "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
+            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(drain_s) + 1),
+            "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": str(drain_s + 30),
+        }
+    )
+
+
+def start(folder: Path, cpus: int, host: str, port: int) -> None:
+    """Starts Ray, and Serve with its HTTP proxy on host:port. `prepare` comes first."""
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions, ProxyLocation
+    from ray.serve.schema import LoggingConfig
+
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(folder / "ray"),
+    )
+    serve.start(
+        http_options=HTTPOptions(host=host, port=port),
+        proxy_location=ProxyLocation.HeadOnly,
+        logging_config=LoggingConfig(enable_access_log=False),
+    )
+
+
+def join(address: str, host: str, port: int) -> None:
+    """Connects to a cluster that runs, and starts Serve there where it does not run yet."""
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    serve.start(http_options=HTTPOptions(host=host, port=port))
+
+
+def leave() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def delete_application(name: str, limit_s: float) -> None:
+    """Unroutes, drains and ends an application's replicas; returns when they are gone, or at the limit."""
+    from ray import serve
+
+    serve.delete(name, _blocking=False)
+    deadline = time.monotonic() + limit_s
+    while name in serve.status().applications and time.monotonic() < deadline:
+        time.sleep(DELETE_POLL_S)
+
+
+def stop() -> None:
+    import ray
+    from ray import serve
+
+    serve.shutdown()
+    ray.shutdown()

@@ -1,0 +1,101 @@
+"""What `decodefleet serve` shows while workers start, and once they are ready. Text only."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from decodefleet.worker.protocol import Failed, Loading, Ready
+
+from .config import ServeConfig
+
+
+class WorkersView:
+    """One bar per worker until all are ready; later news is one line each."""
+
+    def __init__(self, console: Console, workers: int) -> None:
+        self._console = console
+        self._workers = workers
+        self._began = time.monotonic()
+        self._ready: dict[str, Ready] = {}
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._waiting = self._progress.add_task("starting workers and routers", total=None)
+
+    @property
+    def complete(self) -> bool:
+        return len(self._ready) >= self._workers
+
+    def show(self, worker_id: str, news: Loading | Ready | Failed) -> None:
+        match news:
+            case Loading(stage=stage, fraction=fraction):
+                if worker_id not in self._bars:
+                    self._bars[worker_id] = self._progress.add_task("", total=1.0)
+                self._progress.update(
+                    self._bars[worker_id], description=f"{worker_id}: {stage}", completed=fraction
+                )
+            case Ready():
+                self._finish(worker_id)
+                self._line(f"{worker_id} is ready: {_size(news)}{self._again(worker_id)}")
+                self._ready[worker_id] = news
+            case Failed(message=message):
+                self._finish(worker_id)
+                self._line(f"{worker_id} failed: {message}")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def _finish(self, worker_id: str) -> None:
+        bar = self._bars.pop(worker_id, None)
+        if bar is not None:
+            self._progress.remove_task(bar)
+
+    def _again(self, worker_id: str) -> str:
+        if worker_id in self._ready:
+            return ", after a restart"
+        return f", after {time.monotonic() - self._began:.1f} s"
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_ready(console: Console, config: ServeConfig) -> None:
+    """The address, and a request to try."""
+    body = {
+        "model": config.served_model_name or config.model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "stream": True,
+    }
+    words = ["curl", "-N", f"{config.url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    if config.api_key or config.api_key_file:
+        words += ["-H", "Authorization: Bearer KEY"]
+    words += ["-d", msgspec.json.encode(body).decode()]
+    console.print(f"\n[bold green]ready[/] at [bold]{config.url}[/] (OpenAI API: {config.url}/v1)\n")
+    console.print(shlex.join(words), markup=False, highlight=False, soft_wrap=True)
+    console.print()
+
+
+def _size(ready: Ready) -> str:
+    tokens = ready.total_blocks * ready.card.block_size
+    kv_mib = tokens * ready.card.kv_bytes_per_token / (1 << 20)
+    return f"KV cache of {ready.total_blocks} blocks, {tokens} tokens, {kv_mib:.0f} MiB"
