@@ -98,13 +98,19 @@ def connect(
     context: zmq.Context[Any], endpoint: str, security: Security | None, identity: str | None = None
 ) -> Any:
     """A DEALER towards one peer; `identity` is how the peer's ROUTER names us."""
+    socket = dealer(context, security, identity)
+    socket.connect(endpoint)
+    return socket
+
+
+def dealer(context: zmq.Context[Any], security: Security | None, identity: str | None = None) -> Any:
+    """The same, not connected yet: for those who want to watch the connection being made."""
     socket = _make(context, zmq.DEALER)
     if identity is not None:
         socket.identity = identity.encode()
     if security is not None:
         socket.curve_serverkey = security.public
         socket.curve_publickey, socket.curve_secretkey = security.public, security.private
-    socket.connect(endpoint)
     return socket
 
 

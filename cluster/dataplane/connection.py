@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, connect
+from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, dealer
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ class Connection(Generic[T]):
         self._codec = codec
         self._on_message = on_message
         self._on_lost = on_lost
-        self._connected = False
         self._closed = False
-        self._socket: Any = connect(context, endpoint, security, identity)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | _LOST
-        self._monitor: Any = self._socket.get_monitor_socket(events)
+        self._socket: Any = dealer(context, security, identity)
+        # before connecting, or the events of connecting are missed
+        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _LOST)
+        self._socket.connect(endpoint)
         self._tasks = (asyncio.create_task(self._receive()), asyncio.create_task(self._watch()))
 
     def send(self, message: msgspec.Struct) -> None:
