@@ -117,14 +117,24 @@ def generate(
     ] = False,
 ) -> None:
     """Answer one prompt here in the terminal, without a server."""
+    from decodefleet.worker.assets.resolve import resolve_model
     from decodefleet.worker.sampling_params import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    from decodefleet.worker.llm import LLM
+    from .terminal import FileProgress
 
-    llm = LLM(model)
-    for piece in llm.stream(prompt, params, chat=not raw):
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    # standard output is for the answer alone
+    console = _console(stderr=True)
+    with FileProgress(console) as progress:
+        folder = resolve_model(model, progress=progress).folder
+    with console.status(f"loading {model}"):
+        from decodefleet.worker.llm import LLM
+
+        pieces = LLM(str(folder)).stream(prompt, params, chat=not raw)
+        piece = next(pieces, "")
+    while piece:
         print(piece, end="", flush=True)
+        piece = next(pieces, "")
     print()
 
 
@@ -190,10 +200,10 @@ def _bench() -> None:
     """Measure servers and kernels."""
 
 
-def _console() -> Console:
+def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console()
+    return Console(stderr=stderr)
 
 
 def main() -> None:
@@ -212,17 +222,16 @@ def main() -> None:
 
 
 def _explain(error: Exception) -> None:
-    from rich.console import Console
-
     from decodefleet.worker.assets.errors import ModelError
     from decodefleet.worker.sampling_params import InvalidRequest
+    from decodefleet.worker.text.chat import ChatTemplateError
 
     from .bench.options import BenchError
     from .config import ConfigError
     from .terminal import print_error
 
-    console = Console(stderr=True)
-    if isinstance(error, ConfigError | ModelError | BenchError | InvalidRequest):
+    console = _console(stderr=True)
+    if isinstance(error, ConfigError | ModelError | BenchError | InvalidRequest | ChatTemplateError):
         print_error(console, str(error))
         return
     print_error(console, f"{type(error).__name__}: {error}")
