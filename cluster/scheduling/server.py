@@ -8,7 +8,6 @@ counted and forgotten. Decides nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -32,6 +31,8 @@ from decodefleet.worker.protocol import (
 )
 from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, bind, send
 
+from ..directory.listener import DirectoryListener
+from ..tasks import end
 from .config import SchedulingConfig
 from .fleet_metrics import FleetMetrics, OwnCounters
 from .scheduler import GlobalScheduler, Outgoing
@@ -44,16 +45,6 @@ TICK_S = 0.05
 _HELD_UP_S = 1.0
 _BATCH = 256
 _COMPLAIN_EVERY_S = 10.0
-
-
-class DirectoryListener(Protocol):
-    """Hears what workers hold; called on the event loop."""
-
-    def on_stored(self, worker_id: str, incarnation: str, hashes: list[bytes], tier: Tier) -> None: ...
-
-    def on_removed(self, worker_id: str, incarnation: str, hashes: list[bytes], tier: Tier) -> None: ...
-
-    def on_cleared(self, worker_id: str, incarnation: str) -> None: ...
 
 
 class Directory(Protocol):
@@ -130,15 +121,20 @@ class SchedulerServer:
     async def stop(self) -> None:
         """Idempotent."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
             self._task = None
         if self._directory is not None:
             await self._directory.stop()
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None
+
+    def check_health(self) -> None:
+        """Raises RuntimeError when the server does not run, or no longer."""
+        if self._task is None:
+            raise RuntimeError("the scheduler was not started")
+        if self._task.done():
+            raise RuntimeError("the scheduler has ended") from self._task.exception()
 
     async def metrics(self) -> str:
         """The fleet's metrics in Prometheus text form, put together off the event loop."""

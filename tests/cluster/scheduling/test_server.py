@@ -256,9 +256,23 @@ async def test_metrics_add_up_and_survive_their_sources():
         assert 'vllm:request_success_total{model_name="m",finished_reason="stop"} 2\n' in after
 
 
-async def test_stop_twice_and_start_never():
+async def test_stop_before_start_and_twice():
     server = SchedulerServer()
     await server.stop()
+    with pytest.raises(RuntimeError, match="not started"):
+        server.check_health()
     await server.start()
+    server.check_health()
     await server.stop()
+    await server.stop()
+
+
+async def test_broken_socket_shows_in_health():
+    server = SchedulerServer()
+    await server.start()
+    server._socket.close()
+    with pytest.raises(RuntimeError, match="has ended"):
+        while True:
+            server.check_health()
+            await asyncio.sleep(0.01)
     await server.stop()

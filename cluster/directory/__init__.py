@@ -1,0 +1,1 @@
+"""The prefix directory in Redis: which worker holds which KV block. A hint for placement, never needed."""
