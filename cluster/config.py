@@ -56,7 +56,7 @@ class ServeConfig(Frozen):
         min_length=1,
     )
     served_model_name: str | None = _option(
-        None, "Model", "name by which requests ask for the model; None takes it from the model"
+        None, "Model", "name by which requests ask for the model; the model's own if not given"
     )
     revision: str | None = _option(None, "Model", "branch, tag or commit of a hub model")
     cache_dir: Path | None = _option(
@@ -82,15 +82,15 @@ class ServeConfig(Frozen):
         30.0, "Cluster", "seconds that running requests may take to finish when a worker stops", ge=0, le=3600
     )
     redis_url: SecretStr | None = _option(
-        None, "Cluster", "redis://, rediss:// or unix:// of the prefix directory; None starts a private one"
+        None, "Cluster", "redis://, rediss:// or unix:// of the prefix directory; a private one if not given"
     )
     address: str | None = _option(
-        None, "Cluster", "Ray cluster to run on, of several machines; None starts a private local one"
+        None, "Cluster", "Ray cluster to run on, of several machines; a private local one if not given"
     )
     data_host: str | None = _option(
         None,
         "Cluster",
-        "address by which the parts meet; None: loopback, or with --address each machine's own",
+        "address by which the parts meet; if not given loopback, or with --address each machine's own",
     )
     cluster_secret: SecretStr | None = _option(
         None, "Cluster", "encrypts and authenticates the traffic inside the cluster", env_only=True

@@ -25,7 +25,7 @@ class ModelOptions(Frozen):
 
     dtype: Dtype = Field("auto", description="of weights and activations; auto takes the checkpoint's")
     max_model_len: int | None = Field(
-        None, ge=1, description="most tokens of prompt plus output; None takes the model's own limit"
+        None, ge=1, description="most tokens of prompt plus output; the model's own limit if not given"
     )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy makes random weights of the right shapes, for benchmarks"
@@ -46,7 +46,7 @@ class CacheConfig(Frozen):
 
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
     num_gpu_blocks_override: int | None = Field(
-        None, ge=1, description="size of the block pool, on CPU too; None derives it from memory"
+        None, ge=1, description="blocks in the pool, on CPU too; what fits the memory if not given"
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of a GPU's memory for weights, activations and KV together"
@@ -72,10 +72,10 @@ class RunnerConfig(Frozen):
     """Where and how a step is computed."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
-    threads: int | None = Field(None, ge=1, description="CPU threads; None decides from the cores")
+    threads: int | None = Field(None, ge=1, description="CPU threads; decided from the cores if not given")
     batch_invariant: bool | None = Field(
         None,
-        description="same tokens whatever else is in the batch, bit for bit; None: yes on CPU, no on CUDA",
+        description="same tokens whatever else is in the batch, bit for bit; if not given on for CPU, off for CUDA",
     )
 
 
@@ -103,7 +103,7 @@ class WorkerConfig(Frozen):
     worker_id: str = Field(description="unique in the cluster, the same after a restart")
     engine: EngineConfig
     bind: str = Field("tcp://127.0.0.1:0", description="where routers reach this worker")
-    advertise_host: str | None = Field(None, description="host told to others; None: the bound one")
+    advertise_host: str | None = Field(None, description="host told to others; the bound one if not given")
     supervisor: str | None = Field(None, description="endpoint of the supervising process")
     heartbeat_s: float = Field(0.25, gt=0, description="interval of reports to the scheduler")
     scheduler_timeout_s: float = Field(3.0, gt=0, description="silence that counts as loss")

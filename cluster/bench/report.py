@@ -60,7 +60,7 @@ def _rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
         ("ITL ms", [_cell(one.itl) for one in summaries]),
         ("end to end ms", [_cell(one.e2e) for one in summaries]),
         ("prompt tokens cached", [_share(one.cached_tokens, one.input_tokens) for one in summaries]),
-        ("client CPU, cores", [f"{one.client_cpu:.2f}" for one in summaries]),
+        ("client CPU, of a core", [f"{100 * one.client_cpu:.1f} %" for one in summaries]),
     ]
     if any(one.late_p99_ms is not None for one in summaries):
         rows.append(("in flight, most", [str(one.peak_in_flight) for one in summaries]))
