@@ -75,7 +75,7 @@ class RunnerConfig(Frozen):
     threads: int | None = Field(None, ge=1, description="CPU threads; decided from the cores if not given")
     batch_invariant: bool | None = Field(
         None,
-        description="same tokens whatever else is in the batch, bit for bit; if not given on for CPU, off for CUDA",
+        description="same tokens bit for bit whatever else is in the batch; if not given on for CPU only",
     )
 
 
