@@ -105,6 +105,7 @@ def convert_gguf(source: Path, folder: Path, progress: ProgressSink) -> None:
             _USE_SAFETENSORS,
         )
     tensors = {_checkpoint_name(source, architecture, t.name): t for t in reader.tensors}
+    _require_complete(metadata, architecture, tensors)
     config = _config(metadata, architecture, tensors)
     _write_json(folder / "config.json", config)
     eos = write_tokenizer(metadata.fields, folder)
@@ -165,6 +166,21 @@ def _checkpoint_name(source: Path, architecture: GgufArchitecture, name: str) ->
     if target is None:
         raise ModelError(f"{source} holds the tensor {name}, which cannot be converted.", _USE_SAFETENSORS)
     return target.format(layer)
+
+
+def _require_complete(metadata: _Metadata, architecture: GgufArchitecture, tensors: Collection[str]) -> None:
+    """Raise ModelError where a tensor of some layer is missing; an output head may be, when it is tied."""
+    layers = range(metadata.get("block_count"))
+    targets = (name for key, name in architecture.tensors.items() if key != "output.weight")
+    expected = {name.format(layer) for name in targets for layer in layers}
+    if missing := sorted(expected.difference(tensors)):
+        parts = metadata.fields.get("split.count", 1)
+        raise ModelError(
+            f"{metadata.source} lacks {len(missing)} tensors, among them {missing[0]}.",
+            f"It is one of {parts} parts: join them with `llama-gguf-split --merge` first."
+            if parts > 1
+            else "Get the file from another source.",
+        )
 
 
 def _split_layer(name: str) -> tuple[str, str]:

