@@ -87,7 +87,10 @@ class _Sequence:
         self._index = index
         self._eos = frozenset(request.card.eos_token_ids)
         self._text = TextStream(
-            request.tokenizer, request.params, skip_special_tokens=request.skip_special_tokens
+            request.tokenizer,
+            request.params,
+            prompt=request.prompt.tokens,
+            skip_special_tokens=request.skip_special_tokens,
         )
         self._unaccounted: deque[TokenLogprobs] = deque()
 
