@@ -19,23 +19,26 @@ class Answers:
     def __init__(self, generations: Sequence[Generation]) -> None:
         self.generations = generations
         self._tasks: dict[asyncio.Task[list[Piece] | None], int] = {}
-        self._starting: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Until a worker has each of them. Raises DataplaneError."""
+        """Until a worker has one of them: each runs at its own pace, for one that ends may be what lets
+        another begin. Raises DataplaneError."""
         if len(self.generations) == 1:
             await self.generations[0].start()
             return
-        self._starting = [asyncio.create_task(generation.start()) for generation in self.generations]
-        await asyncio.gather(*self._starting)
+        self._tasks = {
+            asyncio.create_task(_begin(generation)): number
+            for number, generation in enumerate(self.generations)
+        }
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
     async def take(self) -> News | None:
         """News of any of them, at least one piece; None when all have ended. Raises DataplaneError."""
         if len(self.generations) == 1:
             pieces = await self.generations[0].take()
             return None if pieces is None else [(0, piece) for piece in pieces]
-        if not self._tasks:
-            self._tasks = {self._next(number): number for number in range(len(self.generations))}
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             news = [(number, piece) for task in done for number, piece in self._advance(task)]
@@ -44,7 +47,7 @@ class Answers:
         return None
 
     def close(self) -> None:
-        for task in (*self._starting, *self._tasks):
+        for task in self._tasks:
             drop(task)
         for generation in self.generations:
             generation.close()
@@ -60,16 +63,18 @@ class Answers:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         )
 
-    def _next(self, number: int) -> asyncio.Task[list[Piece] | None]:
-        return asyncio.create_task(self.generations[number].take())
-
     def _advance(self, task: asyncio.Task[list[Piece] | None]) -> News:
         number = self._tasks.pop(task)
         pieces = task.result()
         if pieces is None:
             return []
-        self._tasks[self._next(number)] = number
+        self._tasks[asyncio.create_task(self.generations[number].take())] = number
         return [(number, piece) for piece in pieces]
+
+
+async def _begin(generation: Generation) -> list[Piece]:
+    await generation.start()
+    return []
 
 
 def drop(task: asyncio.Future[Any]) -> None:

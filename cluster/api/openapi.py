@@ -69,8 +69,10 @@ def responses(
     if stream is not None:
         content["text/event-stream"] = {
             "schema": {
-                "type": "string",
-                "description": f"`data:` lines with one {stream.__name__} each, the last is [DONE]",
+                "type": "object",
+                "description": f"one event: a {stream.__name__} as JSON, or [DONE] at the end",
+                "properties": {"data": {"type": "string"}},
+                "required": ["data"],
             }
         }
     declared: dict[int | str, dict[str, Any]] = {200: {"description": "Success", "content": content}}

@@ -22,6 +22,7 @@ MAX_TOKENS = 1 << 24
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -126,12 +127,9 @@ class GenerationFields(Strict):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[TokenIds], Field(min_length=1)]
-    ) = Field(description="text, token ids, or several of either")
+    prompt: Text | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1)] = Field(
+        description="text, token ids, or several of either"
+    )
     best_of: int | None = Field(None, ge=1, le=MAX_N, description="must equal n")
     echo: bool | None = Field(False, description="the prompt in front of the answer")
     logprobs: int | None = Field(
@@ -166,6 +164,10 @@ class ChatRequest(GenerationFields):
 
 class TokenizeRequest(Strict):
     """POST /tokenize: a prompt, or messages."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]}
+    )
 
     model: str | None = None
     prompt: str | None = None

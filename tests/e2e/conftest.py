@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,12 +41,15 @@ class Stack:
         self._workers = workers
         self._options = options
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = "http://127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.supervisors: list[Supervisor] = []
 
     def start(self) -> None:
         self._thread.start()
         self.call(self._start)
+        with self.http() as http:
+            while self._workers and http.get("/ready").status_code != 200:
+                time.sleep(0.02)
 
     def stop(self) -> None:
         self.call(self._stop)
@@ -104,10 +108,6 @@ class Stack:
         )
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        while self._workers and not self.router.ready:
-            await asyncio.sleep(0.02)
-        while not self._server.started:
-            await asyncio.sleep(0.02)
 
     async def _stop(self) -> None:
         self._server.should_exit = True
