@@ -12,7 +12,7 @@ The coefficients are the worker's own fitted step time. No weights: what is comp
 
 from __future__ import annotations
 
-import msgspec
+from typing import NamedTuple
 
 from decodefleet.worker.protocol import StepTime
 
@@ -28,18 +28,21 @@ FLOOR = StepTime(base=1e-4, prefill_token=1e-7, kv_token=0.0, sequence=1e-6)
 RESTORE_BYTES_PER_S = 20e9
 
 
-class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Seconds; `start + restore + compute` is the predicted time to first token."""
+class Cost(NamedTuple):
+    """Seconds; `first_token_s` is the predicted time to first token."""
 
     start: float
     restore: float
     compute: float
     slowdown: float
-    total: float
 
     @property
     def first_token_s(self) -> float:
         return self.start + self.restore + self.compute
+
+    @property
+    def total(self) -> float:
+        return self.start + self.restore + self.compute + self.slowdown
 
 
 def bounded(step_time: StepTime | None) -> StepTime:
@@ -56,15 +59,16 @@ def bounded(step_time: StepTime | None) -> StepTime:
 
 def cost_of(view: WorkerView, demand: Demand, hit: Hit) -> Cost:
     step, load = view.step_time, view.load
-    prompt, n = demand.prompt_tokens, demand.n
-    uncached = prompt - view.cached_tokens(demand, hit)
-    start = load.prefill_tokens * step.prefill_token
-    restore = 0.0
-    if hit.blocks > hit.gpu_blocks:
+    prompt, n, running = demand.prompt_tokens, demand.n, load.sequences
+    uncached, restore = prompt, 0.0
+    if hit.blocks:
+        uncached -= view.cached_tokens(demand, hit)
         below = (hit.blocks - hit.gpu_blocks) * view.card.block_size
         restore = below * view.card.kv_bytes_per_token / RESTORE_BYTES_PER_S
-    compute = step.seconds(uncached, load.kv_tokens + prompt, load.sequences + n)
-    context = n * (prompt + demand.expected_tokens // 2)
-    per_step = n * step.sequence + context * step.kv_token
-    slowdown = load.sequences * (uncached * step.prefill_token + demand.expected_tokens * per_step)
-    return Cost(start, restore, compute, slowdown, start + restore + compute + slowdown)
+    prefill = uncached * step.prefill_token
+    sequences = (running + n) * step.sequence
+    compute = step.base + prefill + (load.kv_tokens + prompt) * step.kv_token + sequences
+    context = prompt + demand.expected_tokens // 2
+    per_step = n * (step.sequence + context * step.kv_token)
+    slowdown = running * (prefill + demand.expected_tokens * per_step)
+    return Cost(load.prefill_tokens * step.prefill_token, restore, compute, slowdown)

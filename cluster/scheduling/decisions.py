@@ -8,12 +8,16 @@ from typing import Any
 
 import msgspec
 
-from .policy import Considered
-from .view import Demand, WorkerKey
+from .cost import cost_of
+from .policy import Hits
+from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """at: on the scheduler's clock. chosen: None where the request was refused, for the reason given."""
+    """at: on the scheduler's clock. chosen: None where the request was refused, for the reason given.
+
+    Costs are not kept: they follow from views, demand and hits, which are.
+    """
 
     request_id: str
     attempt: int
@@ -22,10 +26,14 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     at: float
     waited_s: float
     policy: str
-    demand: Demand | None = None
+    demand: Demand
     chosen: WorkerKey | None = None
-    considered: Sequence[Considered] = ()
+    considered: Sequence[WorkerView] = ()
+    hits: Hits = {}
     refused: str | None = None
+
+    def hit(self, view: WorkerView) -> Hit:
+        return self.hits.get(view.key, NO_HIT)
 
 
 class DecisionLog:
@@ -60,7 +68,11 @@ class DecisionLog:
 
 
 def _plain(decision: Decision) -> dict[str, Any]:
-    plain: dict[str, Any] = {
+    chosen, demand = decision.chosen, decision.demand
+    cached = [
+        view.cached_tokens(demand, decision.hit(view)) for view in decision.considered if view.key == chosen
+    ]
+    return {
         "request_id": decision.request_id,
         "attempt": decision.attempt,
         "router_id": decision.router_id,
@@ -68,36 +80,26 @@ def _plain(decision: Decision) -> dict[str, Any]:
         "at": decision.at,
         "waited_s": decision.waited_s,
         "policy": decision.policy,
-        "worker_id": decision.chosen.worker_id if decision.chosen else None,
-        "incarnation": decision.chosen.incarnation if decision.chosen else None,
+        "prompt_tokens": demand.prompt_tokens,
+        "expected_tokens": demand.expected_tokens,
+        "n": demand.n,
+        "worker_id": chosen.worker_id if chosen else None,
+        "incarnation": chosen.incarnation if chosen else None,
+        "hit_tokens": cached[0] if cached else 0,
         "refused": decision.refused,
-        "considered": [_candidate(each, decision.demand) for each in decision.considered],
+        "considered": [_candidate(view, decision) for view in decision.considered],
     }
-    if decision.demand is not None:
-        plain |= {
-            "prompt_tokens": decision.demand.prompt_tokens,
-            "expected_tokens": decision.demand.expected_tokens,
-            "n": decision.demand.n,
-        }
-        chosen = [each for each in decision.considered if each.view.key == decision.chosen]
-        plain["hit_tokens"] = chosen[0].view.cached_tokens(decision.demand, chosen[0].hit) if chosen else 0
-    return plain
 
 
-def _candidate(candidate: Considered, demand: Demand | None) -> dict[str, Any]:
-    view, cost = candidate.view, candidate.cost
+def _candidate(view: WorkerView, decision: Decision) -> dict[str, Any]:
+    hit = decision.hit(view)
+    cost = cost_of(view, decision.demand, hit)
     return {
         "worker_id": view.key.worker_id,
         "incarnation": view.key.incarnation,
-        "hit_tokens": view.cached_tokens(demand, candidate.hit) if demand else 0,
+        "hit_tokens": view.cached_tokens(decision.demand, hit),
         "queued_prefill_tokens": view.load.prefill_tokens,
         "sequences": view.load.sequences,
         "headroom_blocks": view.headroom_blocks,
-        "cost_s": {
-            "start": cost.start,
-            "restore": cost.restore,
-            "compute": cost.compute,
-            "slowdown": cost.slowdown,
-            "total": cost.total,
-        },
+        "cost_s": {**cost._asdict(), "total": cost.total},
     }

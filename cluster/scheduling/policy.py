@@ -1,4 +1,4 @@
-"""How a worker is chosen among those that can take a request. Pure: (views, demand, hits, rng) -> Choice.
+"""How a worker is chosen among those that can take a request. Pure: (views, demand, hits, rng) -> view.
 
 Ties fall at random, or equal views would all send their burst to the first. Reservation is the caller's.
 """
@@ -9,33 +9,18 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
-import msgspec
-
 from .config import PolicyName
-from .cost import Cost, cost_of
+from .cost import cost_of
 from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
 
 Hits = Mapping[WorkerKey, Hit]
-
-
-class Considered(msgspec.Struct, frozen=True, gc=False):
-    """One candidate with what was known and what it would have cost."""
-
-    view: WorkerView
-    hit: Hit
-    cost: Cost
-
-
-class Choice(msgspec.Struct, frozen=True, gc=False):
-    chosen: Considered
-    considered: Sequence[Considered]
 
 
 class Policy(Protocol):
     @property
     def name(self) -> PolicyName: ...
 
-    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> Choice:
+    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
         """Pick one of `views`, which is not empty."""
         ...
 
@@ -45,9 +30,8 @@ class CostPolicy:
 
     name: PolicyName = "cost"
 
-    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> Choice:
-        considered = _consider(views, demand, hits)
-        return Choice(_least(considered, [each.cost.total for each in considered], rng), considered)
+    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
+        return _least(views, [sum(cost_of(view, demand, hits.get(view.key, NO_HIT))) for view in views], rng)
 
 
 class RoundRobin:
@@ -55,9 +39,8 @@ class RoundRobin:
 
     name: PolicyName = "round-robin"
 
-    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> Choice:
-        considered = _consider(views, demand, hits)
-        return Choice(_least(considered, [view.last_placed for view in views], rng), considered)
+    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
+        return _least(views, [view.last_placed for view in views], rng)
 
 
 class LeastLoad:
@@ -65,23 +48,20 @@ class LeastLoad:
 
     name: PolicyName = "least-load"
 
-    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> Choice:
-        considered = _consider(views, demand, hits)
-        return Choice(_least(considered, [view.load.sequences for view in views], rng), considered)
+    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
+        return _least(views, [view.load.sequences for view in views], rng)
 
 
 class PrefixOnly:
-    """Most cached tokens, blind to load unless nobody holds anything; for comparison."""
+    """Most cached blocks, blind to load unless nobody holds anything; for comparison."""
 
     name: PolicyName = "prefix-only"
 
-    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> Choice:
-        considered = _consider(views, demand, hits)
-        most = max(each.hit.blocks for each in considered)
-        holders = [each for each in considered if each.hit.blocks == most]
-        if most:
-            return Choice(rng.choice(holders), considered)
-        return Choice(_least(considered, [view.load.sequences for view in views], rng), considered)
+    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
+        misses = [-hits.get(view.key, NO_HIT).blocks for view in views]
+        if any(misses):
+            return _least(views, misses, rng)
+        return _least(views, [view.load.sequences for view in views], rng)
 
 
 POLICIES: dict[PolicyName, type[Policy]] = {
@@ -92,15 +72,7 @@ POLICIES: dict[PolicyName, type[Policy]] = {
 }
 
 
-def _consider(views: Sequence[WorkerView], demand: Demand, hits: Hits) -> list[Considered]:
-    considered = []
-    for view in views:
-        hit = hits.get(view.key, NO_HIT)
-        considered.append(Considered(view, hit, cost_of(view, demand, hit)))
-    return considered
-
-
-def _least(considered: Sequence[Considered], scores: Sequence[float], rng: Random) -> Considered:
+def _least(views: Sequence[WorkerView], scores: Sequence[float], rng: Random) -> WorkerView:
     best = min(scores)
-    tied = [each for each, score in zip(considered, scores, strict=True) if score == best]
+    tied = [view for view, score in zip(views, scores, strict=True) if score == best]
     return tied[0] if len(tied) == 1 else rng.choice(tied)

@@ -1,16 +1,16 @@
 """Which worker holds which KV block: the scheduler's local copy of the directory, and its own memory.
 
 Per tier one map hash -> bitmask of workers, fed by the directory. Beside it what was dispatched lately: a
-worker will hold the whole chain of a prompt that was sent to it, so every fourth block of the chain stands
-for it (`STRIDE`), for a short time. Only a prediction: a wrong entry costs a recomputation, never an answer.
+worker will hold the whole chain of a prompt that was sent to it, so that few of its blocks stand for it
+(`_marks`), for a short time. Only a prediction: a wrong entry costs a recomputation, never an answer.
 Knows nothing of liveness.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 
 from decodefleet.worker.kv.hashing import HASH_BYTES
@@ -18,7 +18,6 @@ from decodefleet.worker.protocol import Tier
 
 from .view import Hit, WorkerKey
 
-STRIDE = 4
 _SWEEP = 20_000
 
 
@@ -29,13 +28,14 @@ def unpack_hashes(packed: bytes) -> tuple[bytes, ...]:
 
 
 class PrefixIndex:
-    """max_blocks bounds the entries of each tier and, apart from them, of the dispatched chains."""
+    """max_blocks bounds the entries of each tier and, apart from them, those of dispatched chains."""
 
     def __init__(self, max_blocks: int = 2_000_000) -> None:
         self._slots = _Slots()
         self._max_blocks = max_blocks
         self._tiers: dict[Tier, _TierMap] = {}
-        self._recent = _RecentChains(max_blocks // STRIDE)
+        self._recent = _RecentChains(max_blocks)
+        self._turned = float("-inf")
 
     def __len__(self) -> int:
         """Block hashes known, of all tiers."""
@@ -50,10 +50,10 @@ class PrefixIndex:
         if slot is not None and tier in self._tiers:
             self._tiers[tier].discard(slot, hashes)
 
-    def dispatched(self, worker: WorkerKey, hashes: Sequence[bytes], expires: float) -> None:
-        """A prompt was sent there: count its blocks as held until `expires`."""
+    def dispatched(self, worker: WorkerKey, hashes: Sequence[bytes]) -> None:
+        """A prompt was sent there: count its blocks as held for now (`tick`)."""
         if hashes:
-            self._recent.add(self._slots.of(worker), hashes, expires)
+            self._recent.add(self._slots.of(worker), hashes)
 
     def clear(self, worker: WorkerKey) -> None:
         """Forget a worker. Its bit is used again only once every trace of it is swept (`tick`)."""
@@ -61,9 +61,19 @@ class PrefixIndex:
         if slot is not None:
             self._recent.forget(slot)
 
-    def tick(self, now: float) -> None:
-        """A bounded piece of housekeeping."""
-        self._recent.expire(now)
+    def tick(self, now: float, recent_s: float) -> bool:
+        """A bounded piece of housekeeping. What was dispatched is forgotten after once to twice `recent_s`.
+
+        True when something dispatched is being forgotten: what has not started yet may be told again.
+        """
+        turn = now - self._turned >= recent_s
+        if turn:
+            self._turned = now
+            self._recent.turn()
+        self._sweep_retired()
+        return turn
+
+    def _sweep_retired(self) -> None:
         budget = _SWEEP
         for slot in tuple(self._slots.retired):
             for tier in self._tiers.values():
@@ -72,13 +82,13 @@ class PrefixIndex:
                 return
             self._slots.reuse(slot)
 
-    def hits(self, hashes: Sequence[bytes], now: float) -> dict[WorkerKey, Hit]:
+    def hits(self, hashes: Sequence[bytes]) -> dict[WorkerKey, Hit]:
         """Leading blocks of the chain per worker that holds any."""
         active = self._slots.active_mask
         if not hashes or not active:
             return {}
         gpu = self._walk(("gpu",), hashes, active)
-        for slot, blocks in self._recent.leading(hashes, active, now).items():
+        for slot, blocks in self._recent.leading(hashes, active).items():
             if blocks > gpu.get(slot, 0):
                 gpu[slot] = blocks
         owners = self._slots.owners
@@ -247,60 +257,59 @@ class _TierMap:
 
 
 class _RecentChains:
-    """Chains dispatched lately: every STRIDE-th block and the last, each with workers and expiry.
+    """Chains dispatched lately, in two generations: an entry lives for one to two turns.
 
-    Chains are closed towards the front, so an entry at block i speaks for all i + 1 leading blocks.
+    Chains are closed towards the front: what holds the block at a mark holds all blocks before it.
     """
 
     def __init__(self, max_entries: int) -> None:
-        self._until: dict[bytes, dict[int, float]] = {}
-        self._queue: deque[tuple[float, int, tuple[bytes, ...]]] = deque()
-        self._queued_marks = 0
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
         self._max_entries = max_entries
 
-    def add(self, slot: int, hashes: Sequence[bytes], expires: float) -> None:
-        marks = (*hashes[STRIDE - 1 : -1 : STRIDE], hashes[-1])
-        for mark in marks:
-            until = self._until.setdefault(mark, {})
-            until[slot] = max(expires, until.get(slot, 0.0))
-        self._queue.append((expires, slot, marks))
-        self._queued_marks += len(marks)
-        while self._queued_marks > self._max_entries:
-            self._pop(float("inf"))
+    def add(self, slot: int, hashes: Sequence[bytes]) -> None:
+        bit, young = 1 << slot, self._young
+        for position in _marks(len(hashes)):
+            mark = hashes[position]
+            young[mark] = young.get(mark, 0) | bit
+        if len(young) > self._max_entries // 2:
+            self.turn()
 
-    def leading(self, hashes: Sequence[bytes], active: int, now: float) -> dict[int, int]:
+    def turn(self) -> None:
+        self._old, self._young = self._young, {}
+
+    def leading(self, hashes: Sequence[bytes], alive: int) -> dict[int, int]:
         leading: dict[int, int] = {}
-        if not self._until:
-            return leading
-        last = len(hashes) - 1
-        for position in (*range(STRIDE - 1, last, STRIDE), last):
-            until = self._until.get(hashes[position])
-            if until is None:
-                # the last block of a shorter chain is no mark of a longer one: only strides end the search
-                if position != last:
+        length = 0
+        young, old = self._young.get, self._old.get
+        for position in _marks(len(hashes)):
+            mark = hashes[position]
+            holders = (young(mark, 0) | old(mark, 0)) & alive
+            if holders != alive:
+                _note(leading, alive & ~holders, length)
+                alive = holders
+                if not alive:
                     break
-                continue
-            for slot, expires in until.items():
-                if expires > now and active >> slot & 1:
-                    leading[slot] = position + 1
+            length = position + 1
+        _note(leading, alive, length)
         return leading
 
     def forget(self, slot: int) -> None:
-        for mark in [mark for mark, until in self._until.items() if slot in until]:
-            del self._until[mark][slot]
-            if not self._until[mark]:
-                del self._until[mark]
+        rest = ~(1 << slot)
+        for generation in (self._young, self._old):
+            for mark in [mark for mark, holders in generation.items() if holders >> slot & 1]:
+                generation[mark] &= rest
 
-    def expire(self, now: float) -> None:
-        while self._queue and self._queue[0][0] <= now:
-            self._pop(now)
 
-    def _pop(self, now: float) -> None:
-        _, slot, marks = self._queue.popleft()
-        self._queued_marks -= len(marks)
-        for mark in marks:
-            until = self._until.get(mark)
-            if until is not None and until.get(slot, now) <= now:
-                until.pop(slot, None)
-                if not until:
-                    del self._until[mark]
+@lru_cache(maxsize=1024)
+def _marks(length: int) -> tuple[int, ...]:
+    """Positions that stand for a chain: every 4th block, from the 64th on ever sparser, and the last.
+
+    Of what two chains share, 3 blocks or an eighth are overlooked at most.
+    """
+    marks: list[int] = []
+    position = 3
+    while position < length - 1:
+        marks.append(position)
+        position += max(4, 1 << max(0, (position + 1).bit_length() - 4))
+    return (*marks, length - 1) if length else ()

@@ -42,14 +42,19 @@ class RetryAdvice:
         return old + (new - old) * _GAIN
 
 
-def impossible(demand: Demand, card: ModelCard, serving: Sequence[Member]) -> Refused | None:
-    """Why no worker of the model can ever take the request, if so."""
+def too_long(demand: Demand, card: ModelCard) -> Refused | None:
+    """Where the model itself cannot take the prompt and one token more."""
     if demand.prompt_tokens + 1 > card.max_model_len:
         return Refused(
             "too_long",
             f"the prompt has {demand.prompt_tokens} tokens and {demand.model} takes "
             f"{card.max_model_len - 1} at most",
         )
+    return None
+
+
+def too_large(demand: Demand, card: ModelCard, serving: Sequence[Member]) -> Refused | None:
+    """Where no worker's pool can ever hold it."""
     blocks = -(-(demand.prompt_tokens + 1) // card.block_size)
     pools = [member.stats.total_blocks for member in serving]
     # a worker that has not said how large its pool is may yet hold it

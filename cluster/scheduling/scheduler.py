@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from decodefleet.worker.protocol import (
     Acknowledge,
@@ -29,15 +29,16 @@ from decodefleet.worker.protocol import (
 
 from . import refusals
 from .config import SchedulingConfig
+from .cost import cost_of
 from .decisions import Decision, DecisionLog
 from .fleet import Fleet, Member
 from .lengths import OutputLengths
-from .policy import POLICIES, Choice
+from .policy import POLICIES
 from .prefix_index import PrefixIndex, unpack_hashes
 from .queue import Waiter, WaitQueue
 from .refusals import Refused
 from .reservations import Ledger, RequestKey, Reservation
-from .view import NO_HIT, Demand, WorkerKey
+from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
 
 
 class Outgoing(NamedTuple):
@@ -136,7 +137,7 @@ class GlobalScheduler:
         if held is not None and held.placement.attempt == message.attempt:
             self.ledger.start(key)
             self.fleet.touch(held.worker)
-            self.index.dispatched(held.worker, held.hashes, now + self._memory_s)
+            self.index.dispatched(held.worker, held.hashes)
         return []
 
     def release(self, message: Release, router_id: str, now: float) -> list[Outgoing]:
@@ -174,7 +175,9 @@ class GlobalScheduler:
         for router_id, seen in tuple(self._routers.items()):
             if now - seen > self.config.router_timeout_s:
                 outgoing += self.router_gone(router_id, now)
-        self.index.tick(now)
+        if self.index.tick(now, self._memory_s):
+            for held in self.ledger:
+                self.index.dispatched(held.worker, held.hashes)
         outgoing += self._drain(now)
         outgoing += self._refuse_overdue(now)
         return [*outgoing, *self._news(now)]
@@ -235,13 +238,15 @@ class GlobalScheduler:
             # before the first worker registers nobody can say which models there are
             if self.fleet.cards:
                 return [self._refuse(waiter, refusals.unknown_model(model), now)]
-        elif refused := refusals.impossible(waiter.demand, card, self.fleet.serving(model, now)):
+        elif refused := refusals.too_long(waiter.demand, card):
             return [self._refuse(waiter, refused, now)]
         head = self.queue.head(model)
         if head is None or waiter.rank < head.rank:
             placement = self._try(waiter, now)
             if placement is not None:
                 return [Outgoing(waiter.key.router_id, placement)]
+        if card and (refused := refusals.too_large(waiter.demand, card, self.fleet.serving(model, now))):
+            return [self._refuse(waiter, refused, now)]
         if self.queue.full:
             waiting = len(self.queue)
             return [self._refuse(waiter, refusals.queue_full(waiting, self._retry.after(waiting)), now)]
@@ -263,12 +268,15 @@ class GlobalScheduler:
         if not candidates:
             return None
         demand = waiter.demand
-        hits = self.index.hits(waiter.hashes, now)
-        views = [self.fleet.view(member, self.ledger.load(member.key)) for member in candidates]
+        hits = self.index.hits(waiter.hashes)
+        views = [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in candidates]
         views = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT))]
         if not views:
             return None
-        return self._reserve(waiter, self._policy.choose(views, demand, hits, self._rng), now)
+        chosen = self._policy.choose(views, demand, hits, self._rng)
+        decision = self._decision(waiter, now, chosen=chosen.key, considered=views, hits=hits)
+        self.log.add(decision)
+        return self._reserve(waiter, chosen, decision.hit(chosen), now)
 
     def _candidates(self, waiter: Waiter, now: float) -> list[Member]:
         """Workers that failed this request are left out until they have restarted or proved to be alive."""
@@ -282,8 +290,7 @@ class GlobalScheduler:
             if member.key.worker_id not in exclude or member.registered_at > waiter.arrived
         ]
 
-    def _reserve(self, waiter: Waiter, choice: Choice, now: float) -> Placement:
-        view, hit, cost = choice.chosen.view, choice.chosen.hit, choice.chosen.cost
+    def _reserve(self, waiter: Waiter, view: WorkerView, hit: Hit, now: float) -> Placement:
         placement = Placement(
             request_id=waiter.key.request_id,
             attempt=waiter.place.attempt,
@@ -291,7 +298,7 @@ class GlobalScheduler:
             incarnation=view.key.incarnation,
             endpoint=view.endpoint,
             epoch=self.epoch,
-            predicted_s=cost.first_token_s,
+            predicted_s=cost_of(view, waiter.demand, hit).first_token_s,
             cached_tokens=view.cached_tokens(waiter.demand, hit),
         )
         self.placements += 1
@@ -308,8 +315,7 @@ class GlobalScheduler:
             )
         )
         self.fleet.placed(view.key, self.placements)
-        self.index.dispatched(view.key, waiter.hashes, now + cost.first_token_s + self._memory_s)
-        self.log.add(self._decision(waiter, now, choice=choice))
+        self.index.dispatched(view.key, waiter.hashes)
         return placement
 
     def _refuse(self, waiter: Waiter, refused: Refused, now: float) -> Outgoing:
@@ -324,9 +330,7 @@ class GlobalScheduler:
         )
         return Outgoing(waiter.key.router_id, message)
 
-    def _decision(
-        self, waiter: Waiter, now: float, *, choice: Choice | None = None, refused: str | None = None
-    ) -> Decision:
+    def _decision(self, waiter: Waiter, now: float, **outcome: Any) -> Decision:
         return Decision(
             request_id=waiter.key.request_id,
             attempt=waiter.place.attempt,
@@ -336,9 +340,7 @@ class GlobalScheduler:
             waited_s=now - waiter.arrived,
             policy=self._policy.name,
             demand=waiter.demand,
-            chosen=choice.chosen.view.key if choice else None,
-            considered=choice.considered if choice else (),
-            refused=refused,
+            **outcome,
         )
 
     def _refuse_overdue(self, now: float) -> list[Outgoing]:

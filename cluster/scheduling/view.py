@@ -135,14 +135,17 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
     def fits(self, demand: Demand, hit: Hit) -> bool:
         """Whether it could run at once, without queueing behind this worker's own memory.
 
-        An idle worker takes anything, so that no request waits for ever for room that no worker has.
+        An idle worker takes any prompt that its pool holds at all, whatever is expected to follow, so that
+        no request waits for ever for room that no worker has.
         """
-        sequences = self.load.sequences
+        stats, sequences, block_size = self.stats, self.load.sequences, self.card.block_size
+        if 0 < stats.total_blocks * block_size <= demand.prompt_tokens:
+            return False
         if sequences == 0:
             return True
-        most = self.stats.max_running
-        if most is not None and sequences + demand.n > most:
+        if stats.max_running is not None and sequences + demand.n > stats.max_running:
             return False
-        new_tokens = demand.prompt_tokens - self.cached_tokens(demand, hit)
-        new_tokens += demand.expected_tokens * demand.n
-        return new_tokens <= self.headroom_blocks * self.card.block_size
+        new_tokens = demand.prompt_tokens + demand.expected_tokens * demand.n
+        if hit.blocks:
+            new_tokens -= self.cached_tokens(demand, hit)
+        return new_tokens <= (stats.total_blocks - self.load.blocks) * block_size

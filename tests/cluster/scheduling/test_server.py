@@ -271,8 +271,8 @@ async def test_broken_socket_shows_in_health():
     server = SchedulerServer()
     await server.start()
     server._socket.close()
+    while not server._task.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
     with pytest.raises(RuntimeError, match="has ended"):
-        while True:
-            server.check_health()
-            await asyncio.sleep(0.01)
+        server.check_health()
     await server.stop()
