@@ -237,7 +237,11 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
     links = [link.split("#")[0] for link in re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", text)]
     named = [name for name in code if name.split("/")[0] in top_level() or "/" not in name]
     missing = [
-        name for name in [*named, *links] if not any((base / name).exists() for base in (ROOT, page.parent))
+        name
+        for name in [*named, *links]
+        # a bare file name may stand for one in each folder below
+        if not any((base / name).exists() for base in (ROOT, page.parent))
+        and ("/" in name or not any(page.parent.rglob(name)))
     ]
     assert missing == []
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .stream import Outcome
@@ -16,8 +17,9 @@ FORMAT = 1
 
 def table(title: str, summaries: Sequence[Summary]) -> Table:
     """One column per run, so that it fits a terminal; durations in ms."""
-    grid = Table(title=title, title_justify="left", caption_justify="left", caption=_caption(summaries))
-    grid.add_column("ms are p50 / p95 / p99", style="bold")
+    caption = "\n".join(_notes(summaries))
+    grid = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    grid.add_column(style="bold")
     for summary in summaries:
         grid.add_column(summary.load, justify="right")
     for label, cells in _rows(summaries):
@@ -51,29 +53,30 @@ def run_document(summary: Summary, outcomes: Sequence[Outcome]) -> dict[str, Any
 
 def _rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
     rows = [
-        ("requests ok / sent", [f"{one.succeeded} / {one.requests}" for one in summaries]),
+        ("requests ok", [f"{one.succeeded} of {one.requests}" for one in summaries]),
         ("output tok/s", [f"{one.output_tokens_per_s:.1f}" for one in summaries]),
         ("input tok/s", [f"{one.input_tokens_per_s:.1f}" for one in summaries]),
         ("requests/s", [f"{one.requests_per_s:.2f}" for one in summaries]),
         ("TTFT ms", [_cell(one.ttft) for one in summaries]),
         ("TPOT ms", [_cell(one.tpot) for one in summaries]),
         ("ITL ms", [_cell(one.itl) for one in summaries]),
-        ("end to end ms", [_cell(one.e2e) for one in summaries]),
-        ("prompt tokens cached", [_share(one.cached_tokens, one.input_tokens) for one in summaries]),
-        ("client CPU, of a core", [f"{100 * one.client_cpu:.1f} %" for one in summaries]),
+        ("e2e ms", [_cell(one.e2e) for one in summaries]),
+        ("cached prompt", [_share(one.cached_tokens, one.input_tokens) for one in summaries]),
+        ("client CPU", [f"{100 * one.client_cpu:.1f} %" for one in summaries]),
     ]
     if any(one.late_p99_ms is not None for one in summaries):
-        rows.append(("in flight, most", [str(one.peak_in_flight) for one in summaries]))
-        rows.append(("sent late ms, p99", [_number(one.late_p99_ms) for one in summaries]))
+        rows.append(("most in flight", [str(one.peak_in_flight) for one in summaries]))
+        rows.append(("late p99 ms", [_number(one.late_p99_ms) for one in summaries]))
     if any(one.errors for one in summaries):
         rows.append(("errors", [_errors(one) for one in summaries]))
     return rows
 
 
-def _caption(summaries: Sequence[Summary]) -> str | None:
+def _notes(summaries: Sequence[Summary]) -> list[str]:
+    notes = ["ms: p50 / p95 / p99; client CPU: of one core"]
     if any(one.counted_from == "chunks" for one in summaries):
-        return "The server sent no usage: tokens are counted by chunks, an estimate."
-    return None
+        notes.append("The server sent no usage: tokens are counted by chunks, an estimate.")
+    return notes
 
 
 def _errors(summary: Summary) -> str:

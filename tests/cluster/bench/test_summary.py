@@ -85,9 +85,9 @@ def test_reports_hold_what_happened() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(table("title", [summary]))
     printed = console.export_text()
-    assert "1 / 2" in printed
+    assert "1 of 2" in printed
     assert "1 HTTP 503" in printed
-    assert "sent late" in printed
+    assert "late p99" in printed
 
 
 def test_a_run_without_a_single_success_can_be_shown() -> None:
