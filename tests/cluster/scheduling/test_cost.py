@@ -1,0 +1,66 @@
+"""Every term is what it says, in seconds."""
+
+import pytest
+
+from decodefleet.cluster.scheduling.cost import FLOOR, PRIOR, RESTORE_BYTES_PER_S, bounded, cost_of
+from decodefleet.cluster.scheduling.view import NO_HIT, Demand, Hit, Load
+from decodefleet.worker.protocol import StepTime
+
+DEMAND = Demand("m", prompt_tokens=160, expected_tokens=100)
+
+
+def test_idle_worker_costs_one_step(make):
+    cost = cost_of(make.view(), DEMAND, NO_HIT)
+    assert cost.start == cost.restore == cost.slowdown == 0
+    # base, 160 uncached tokens, one sequence, 160 tokens read
+    assert cost.compute == pytest.approx(0.01 + 0.160 + 0.001 + 160e-7)
+    assert cost.total == cost.first_token_s == cost.compute
+
+
+def test_queue_is_waited_for(make):
+    cost = cost_of(make.view(load=Load(prefill_tokens=2000)), DEMAND, NO_HIT)
+    assert cost.start == pytest.approx(2.0)
+
+
+def test_cached_tokens_are_not_computed(make):
+    full = cost_of(make.view(), DEMAND, NO_HIT)
+    half = cost_of(make.view(), DEMAND, Hit(5, 5))
+    assert full.compute - half.compute == pytest.approx(80e-3)
+    # one token at least
+    all_of_it = cost_of(make.view(), DEMAND, Hit(10, 10))
+    assert full.compute - all_of_it.compute == pytest.approx(159e-3)
+
+
+def test_blocks_below_gpu_memory_are_brought_back(make):
+    cost = cost_of(make.view(card=make.card(kv_bytes_per_token=10**6)), DEMAND, Hit(5, 2))
+    assert cost.restore == pytest.approx(3 * 16 * 10**6 / RESTORE_BYTES_PER_S)
+    assert cost.compute == cost_of(make.view(), DEMAND, Hit(5, 5)).compute
+
+
+def test_slowdown_grows_with_company_and_length(make):
+    def slowdown(running: int, expected: int, n: int = 1) -> float:
+        view = make.view(load=Load(sequences=running))
+        return cost_of(view, Demand("m", 160, expected, n), NO_HIT).slowdown
+
+    assert slowdown(0, 100) == 0
+    # each of them waits for 160 tokens of prefill, then 100 steps that are longer by one sequence
+    assert slowdown(3, 100) == pytest.approx(3 * (0.160 + 100 * (1e-3 + 210e-7)))
+    assert slowdown(3, 100, n=2) > slowdown(3, 100)
+    assert slowdown(3, 200) > slowdown(3, 100)
+
+
+def test_prior_and_floors():
+    assert bounded(None) == PRIOR
+    nil = StepTime(base=0, prefill_token=0, kv_token=0, sequence=0)
+    assert bounded(nil) == FLOOR
+    fitted = StepTime(base=1, prefill_token=2, kv_token=3, sequence=4)
+    assert bounded(fitted) == fitted
+
+
+def test_a_worker_whose_fit_is_nil_still_shows_its_load(make):
+    nil = StepTime(base=0, prefill_token=0, kv_token=0, sequence=0)
+    idle = cost_of(make.view(step_time=nil), DEMAND, NO_HIT)
+    queued = cost_of(make.view(step_time=nil, load=Load(prefill_tokens=1)), DEMAND, NO_HIT)
+    running = cost_of(make.view(step_time=nil, load=Load(sequences=1)), DEMAND, NO_HIT)
+    assert idle.total < queued.total
+    assert idle.total < running.total

@@ -1,0 +1,176 @@
+"""The index against a plain model of it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decodefleet.cluster.scheduling import prefix_index
+from decodefleet.cluster.scheduling.prefix_index import PrefixIndex, unpack_hashes
+from decodefleet.cluster.scheduling.view import Hit, WorkerKey
+
+A, B, C = (WorkerKey(worker_id, "one") for worker_id in "abc")
+
+
+def blocks_of(hits) -> dict[WorkerKey, int]:
+    return {worker: hit.blocks for worker, hit in hits.items()}
+
+
+def test_unpack_ignores_a_broken_tail():
+    assert unpack_hashes(b"a" * 16 + b"b" * 16 + b"ccc") == (b"a" * 16, b"b" * 16)
+    assert unpack_hashes(b"") == ()
+
+
+def test_leading_blocks_per_worker(make):
+    index, chain = PrefixIndex(), make.hashes(10)
+    index.stored(A, chain[:7])
+    index.stored(B, chain[:3])
+    # a hole: what lies behind it is of no use
+    index.stored(C, chain[1:])
+    assert index.hits(chain) == {A: Hit(7, 7), B: Hit(3, 3)}
+    assert index.hits(make.hashes(10, seed=1)) == {}
+    assert index.hits([]) == {}
+    index.removed(A, chain[4:5])
+    assert blocks_of(index.hits(chain)) == {A: 4, B: 3}
+    index.check_integrity()
+
+
+def test_search_ends_at_the_first_block_nobody_holds(make):
+    index, chain = PrefixIndex(), make.hashes(1000)
+    index.stored(A, chain[:2])
+    asked = 0
+
+    def counting():
+        nonlocal asked
+        for block in chain:
+            asked += 1
+            yield block
+
+    index._walk(("gpu",), counting(), 1)
+    assert asked == 3
+
+
+def test_tiers_add_up(make):
+    index, chain = PrefixIndex(), make.hashes(10)
+    index.stored(A, chain[:2])
+    index.stored(A, chain[1:5], "cpu")
+    index.stored(A, chain[5:6], "nvme")
+    index.stored(B, chain[:1], "nvme")
+    assert index.hits(chain) == {A: Hit(6, 2), B: Hit(1, 0)}
+    index.removed(A, chain[:2])
+    assert index.hits(chain) == {B: Hit(1, 0)}
+    index.removed(A, chain, "cpu")
+    index.check_integrity()
+
+
+def test_dispatched_chains_count_until_two_turns_later(make):
+    index, chain = PrefixIndex(), make.hashes(40)
+    index.tick(0.0, 2.0)
+    index.dispatched(A, chain)
+    assert index.hits(chain) == {A: Hit(40, 40)}
+    assert not index.tick(1.0, 2.0)
+    assert index.tick(2.0, 2.0)
+    assert blocks_of(index.hits(chain)) == {A: 40}
+    assert index.tick(4.0, 2.0)
+    assert index.hits(chain) == {}
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 32, 33, 100, 1000, 3000])
+@pytest.mark.parametrize("other", [1, 4, 32, 500])
+def test_a_dispatched_chain_is_found_by_others_that_share_it(make, length, other):
+    index, chain = PrefixIndex(), make.hashes(length)
+    index.dispatched(A, chain)
+    found = blocks_of(index.hits([*chain, *make.hashes(other, seed=1)])).get(A, 0)
+    assert length - max(3, length // 8) <= found <= length
+    assert blocks_of(index.hits(chain)) == {A: length}
+
+
+def test_confirmation_and_dispatch_take_the_longer(make):
+    index, chain = PrefixIndex(), make.hashes(40)
+    index.stored(A, chain[:20])
+    index.dispatched(A, chain[:8])
+    index.dispatched(B, chain[:8])
+    assert blocks_of(index.hits(chain)) == {A: 20, B: 8}
+
+
+def test_memory_is_bounded(make):
+    index = PrefixIndex(max_blocks=640)
+    for seed in range(100):
+        index.stored(A if seed % 2 else B, make.hashes(100, seed))
+        index.dispatched(C, make.hashes(100, seed))
+        index.check_integrity()
+        assert len(index) <= 640
+    recent = index._recent
+    assert len(recent._young) + len(recent._old) <= 640
+    # the newest are kept
+    assert blocks_of(index.hits(make.hashes(100, 99))) == {A: 100, C: 100}
+
+
+def test_a_bit_is_reused_only_when_swept(make, monkeypatch):
+    monkeypatch.setattr(prefix_index, "_SWEEP", 50)
+    index, chain = PrefixIndex(), make.hashes(120)
+    index.stored(A, chain)
+    index.dispatched(A, chain)
+    index.clear(A)
+    assert index.hits(chain) == {}
+    for worker in (B, C):
+        index.stored(worker, chain[:1])
+        assert blocks_of(index.hits(chain))[worker] == 1
+        index.tick(0.0, 2.0)
+        index.check_integrity()
+    index.tick(0.0, 2.0)
+    index.check_integrity()
+    assert not index._slots.retired
+    again = WorkerKey("d", "one")
+    index.stored(again, chain[:2])
+    assert index._slots.find(again) == 0
+    assert blocks_of(index.hits(chain)) == {B: 1, C: 1, again: 2}
+
+
+def test_clear_of_a_stranger_does_nothing():
+    index = PrefixIndex()
+    index.clear(A)
+    index.removed(A, [bytes(16)])
+    index.check_integrity()
+
+
+BLOCKS = [bytes([number]) * 16 for number in range(12)]
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["stored", "removed", "clear", "tick"]),
+        st.sampled_from([A, B, C]),
+        st.sets(st.sampled_from(BLOCKS)),
+        st.sampled_from(["gpu", "cpu"]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(OPERATIONS)
+def test_equals_the_plain_model(operations):
+    index = PrefixIndex()
+    held: dict[tuple[WorkerKey, str], set[bytes]] = {}
+    for now, (operation, worker, blocks, tier) in enumerate(operations):
+        if operation == "stored":
+            index.stored(worker, blocks, tier)
+            held.setdefault((worker, tier), set()).update(blocks)
+        elif operation == "removed":
+            index.removed(worker, blocks, tier)
+            held.setdefault((worker, tier), set()).difference_update(blocks)
+        elif operation == "clear":
+            index.clear(worker)
+            held = {key: value for key, value in held.items() if key[0] != worker}
+        else:
+            index.tick(float(now), 2.0)
+        index.check_integrity()
+
+    def leading(*sets: set[bytes]) -> int:
+        union = set().union(*sets)
+        return next((i for i, block in enumerate(BLOCKS) if block not in union), len(BLOCKS))
+
+    expected = {}
+    for worker in (A, B, C):
+        gpu, cpu = (held.get((worker, tier), set()) for tier in ("gpu", "cpu"))
+        if leading(gpu, cpu):
+            expected[worker] = Hit(leading(gpu, cpu), leading(gpu))
+    assert index.hits(BLOCKS) == expected
