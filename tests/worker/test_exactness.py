@@ -33,41 +33,36 @@ TEXTS = [
 ]
 
 Result = list[tuple[list[int], list[object]]]
+Job = tuple[list[int], SamplingParams]
 
 
-def generate(
-    folder: Path, prompts: list[list[int]], params: SamplingParams, *, alone: bool, **options: Any
-) -> tuple[Result, int]:
-    """Tokens and logprobs per prompt, and preemptions, from one engine that sees the prompts together or
-    one after the other."""
-    engine = make_engine(folder, **options)
+def generate(folder: Path, jobs: list[Job], *, alone: bool, **options: Any) -> tuple[Result, int]:
+    """Tokens and logprobs per job, and preemptions, from one engine that sees the jobs together or one
+    after the other."""
+    engine = make_engine(folder, max_num_seqs=16, **options)
     outcomes = {}
-    for i, prompt in enumerate(prompts):
+    for i, (prompt, params) in enumerate(jobs):
         engine.submit(make_submit(str(i), prompt, params))
         if alone:
             outcomes.update(run_all(engine, check=False))
     outcomes.update(run_all(engine, check=False))
-    ordered = (outcomes[str(i), 0] for i in range(len(prompts)))
+    ordered = (outcomes[str(i), 0] for i in range(len(jobs)))
     return [
         (outcome.tokens, [entry for delta in outcome.deltas for entry in delta.logprobs or ()])
         for outcome in ordered
     ], engine.stats().preemptions
 
 
-def check_all_ways(
-    folder: Path, prompts: list[list[int]], params: SamplingParams, *, blocks: int, tight: int
-) -> None:
+def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int) -> None:
     """Cold and alone is the truth; chunks, batches, prefix hits and preemption must not change a bit."""
-
-    def run(ps: list[list[int]], *, alone: bool, blocks: int = blocks, **options: Any) -> tuple[Result, int]:
-        return generate(folder, ps, params, alone=alone, blocks=blocks, max_num_seqs=16, **options)
-
-    wanted, _ = run(prompts, alone=True, prefix_caching=False, max_num_batched_tokens=512)
-    assert run(prompts, alone=False, max_num_batched_tokens=512)[0] == wanted, "in a batch"
-    assert run(prompts, alone=False, max_num_batched_tokens=32)[0] == wanted, "in chunks, in a batch"
+    whole, chunked = {"max_num_batched_tokens": 512}, {"max_num_batched_tokens": 32}
+    wanted, _ = generate(folder, jobs, alone=True, blocks=blocks, prefix_caching=False, **whole)
+    assert generate(folder, jobs, alone=False, blocks=blocks, **whole)[0] == wanted, "in a batch"
+    assert generate(folder, jobs, alone=False, blocks=blocks, **chunked)[0] == wanted, "in chunks, in a batch"
     # asked twice of one engine: the second time from the cache
-    assert run(prompts * 2, alone=True, max_num_batched_tokens=32)[0] == wanted * 2, "in chunks, then cached"
-    squeezed, preemptions = run(prompts, alone=False, blocks=tight)
+    twice = generate(folder, jobs * 2, alone=True, blocks=blocks, **chunked)[0]
+    assert twice == wanted * 2, "in chunks, then cached"
+    squeezed, preemptions = generate(folder, jobs, alone=False, blocks=tight)
     assert squeezed == wanted, "preempted"
     assert preemptions > 0
 
@@ -78,12 +73,17 @@ def test_tiny_model(tiny_llama: Path, options: dict[str, Any]) -> None:
     shared = [rng.randrange(3, VOCAB) for _ in range(40)]
     prompts = [shared[: 7 * i] + [rng.randrange(3, VOCAB) for _ in range(5 + 3 * i)] for i in range(8)]
     params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2, **options)
-    check_all_ways(tiny_llama, prompts, params, blocks=96, tight=10)
+    check_all_ways(tiny_llama, [(prompt, params) for prompt in prompts], blocks=96, tight=10)
 
 
-@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_real_model(smollm2: Path, options: dict[str, Any]) -> None:
+def test_real_model(smollm2: Path) -> None:
+    """Sixteen prompts, half of them greedy, each of a length that needs a new block at once."""
     tokenizer = Tokenizer.from_folder(smollm2)
-    prompts = [tokenizer.encode(start + text) for start in ("", "Note. ") for text in TEXTS]
-    params = SamplingParams(max_tokens=10, ignore_eos=True, logprobs=2, **options)
-    check_all_ways(smollm2, prompts, params, blocks=256, tight=12)
+    jobs = []
+    for options in (GREEDY, SEEDED):
+        params = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=2, **options)
+        for text in TEXTS:
+            prompt = tokenizer.encode(text)
+            padding = tokenizer.encode("\n")[:1] * (-(len(prompt) + 1) % 16)
+            jobs.append((padding + prompt, params))
+    check_all_ways(smollm2, jobs, blocks=256, tight=8)
