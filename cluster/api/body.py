@@ -69,20 +69,24 @@ def _too_large(limit: int) -> TooLarge:
 def _explain(error: ValidationError) -> BadRequest:
     """The first field at fault, with everything that is said of it."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
-    param = _param(details[0])
-    messages = dict.fromkeys(detail["msg"] for detail in details if _param(detail) == param)
+    same_field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
+    # of a union's branches, the one that fits best is the one whose complaint lies deepest
+    param = _param(max(same_field, key=lambda detail: len(_path(detail))))
+    messages = dict.fromkeys(detail["msg"] for detail in same_field if _param(detail) == param)
     message = f"{param}: {'; or '.join(messages)}" if param else "; ".join(messages)
     return BadRequest(message[:MAX_MESSAGE], param=param)
 
 
 def _param(detail: ErrorDetails) -> str | None:
-    """`messages[0].content`; what pydantic adds to tell the branches of a union apart is left out."""
-    path = ""
-    for part in detail["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not part.isidentifier() or part in ("str", "int", "float", "bool", "TextPart"):
-            break
-        else:
-            path += f".{part}" if path else part
-    return path or None
+    """`messages[0].content`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in _path(detail))
+    return "".join(parts).removeprefix(".") or None
+
+
+def _path(detail: ErrorDetails) -> list[int | str]:
+    """Where in the body it is, without what pydantic adds to tell the branches of a union apart."""
+    return [part for part in detail["loc"] if isinstance(part, int) or _names_field(part)]
+
+
+def _names_field(part: str) -> bool:
+    return part.isidentifier() and part not in ("str", "int", "float", "bool", "TextPart")
