@@ -275,6 +275,14 @@ def test_attempts(make):
     assert len(scheduler.ledger) == 0
 
 
+def test_late_release_leaves_a_newer_attempt_waiting(make):
+    scheduler = make.scheduler(1, stats={"max_running": 1})
+    spread(scheduler, make, 1)
+    scheduler.place(make.place("a", attempt=1), ROUTER, 0.2)
+    scheduler.release(Release(request_id="a", attempt=0), ROUTER, 0.3)
+    assert "a" in make.placed(scheduler.release(Release(request_id="r0"), ROUTER, 0.4))
+
+
 def test_same_request_id_at_two_routers(make):
     scheduler = make.scheduler(1)
     for router in ("one", "two"):
