@@ -1,0 +1,204 @@
+"""`decodefleet serve` as a user runs it: Ray, HAProxy, Redis, two workers with the fake engine.
+
+One cluster for the whole module, in the order of the tests: the last one stops it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from decodefleet.cluster.processes import free_ports, port_is_free
+
+COMMAND = [sys.executable, "-c", "from decodefleet.cluster.cli import main; main()"]
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two three four five"}]}
+
+
+class Served:
+    """A running `decodefleet serve`, started as from a terminal: in a process group of its own."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        command = [*COMMAND, "serve", "--port", str(self.port), *options]
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self.seen: dict[int, psutil.Process] = {}
+
+    def wait_ready(self) -> None:
+        while not self.answers("/ready"):
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+
+    def answers(self, path: str) -> bool:
+        try:
+            return httpx.get(self.url + path).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def descendants(self) -> list[psutil.Process]:
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self.seen |= {process.pid: process for process in found}
+        return found
+
+    def named(self, words: str) -> list[psutil.Process]:
+        return [process for process in self.descendants() if words in command_line(process)]
+
+    def stop(self) -> int:
+        """As Ctrl-C does: SIGINT to the group, once."""
+        self.descendants()
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait()
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def served(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(
+        tmp_path_factory.mktemp("serve") / "log",
+        str(smollm2),
+        *("--served-model-name", "tiny", "--workers", "2", "--fake", "--fake-step-base-s", "0.01"),
+    )
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        if served.process.poll() is None:
+            served.stop()
+
+
+def chat(served: Served, **fields: Any) -> dict[str, Any]:
+    response = httpx.post(f"{served.url}/v1/chat/completions", json=CHAT | fields, timeout=60)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def placements(served: Served, **query: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx.get(f"{served.url}/debug/placements", params=query).json()
+    return found
+
+
+def metric(served: Served, name: str) -> float:
+    text = httpx.get(f"{served.url}/metrics").text
+    return sum(float(value) for value in re.findall(rf"^{name}{{.*}} (\S+)$", text, re.MULTILINE))
+
+
+def incarnations(served: Served) -> set[str]:
+    """Of the workers that the last request could have gone to."""
+    chat(served, max_tokens=1)
+    return {worker["incarnation"] for worker in placements(served)[-1]["considered"]}
+
+
+def test_serves_a_chat_completion(served: Served) -> None:
+    answer = chat(served, max_tokens=5)
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_streams_it_too_with_the_same_text(served: Served) -> None:
+    text = ""
+    with httpx.stream(
+        "POST", f"{served.url}/v1/chat/completions", json=CHAT | {"stream": True, "seed": 1}
+    ) as response:
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    for event in events[:-1]:
+        text += json.loads(event)["choices"][0]["delta"].get("content", "")
+    assert text == chat(served, seed=1)["choices"][0]["message"]["content"]
+
+
+def test_says_what_it_started(served: Served) -> None:
+    until(lambda: "curl" in served.log.read_text())
+    shown = served.log.read_text()
+    assert shown.count("is ready: KV cache of 4096 blocks") == 2
+    assert f"ready at {served.url}" in shown
+    assert "ray" not in shown.lower().replace("array", "")
+
+
+def test_placements_can_be_looked_up_by_request(served: Served) -> None:
+    answer = chat(served, max_tokens=1)
+    (decision,) = placements(served, request_id=answer["id"])
+    assert len(decision["considered"]) == 2
+    assert {"start", "restore", "compute", "slowdown", "total"} <= set(decision["considered"][0]["cost_s"])
+
+
+def test_metrics_are_the_fleets(served: Served) -> None:
+    before = metric(served, "decodefleet_generation_tokens_total")
+    with_both = [chat(served, max_tokens=5, ignore_eos=True) for _ in range(8)]
+    until(lambda: metric(served, "decodefleet_generation_tokens_total") >= before + 5 * len(with_both))
+
+
+def test_redis_holds_the_directory(served: Served) -> None:
+    (server,) = served.named("redis-server")
+    socket = command_line(server).split("unixsocket:")[1].split()[0]
+    chat(served, messages=[{"role": "user", "content": "a long prompt " * 40}], max_tokens=1)
+    client = redis.Redis(unix_socket_path=socket)
+    assert len(client.smembers("decodefleet:tiny:workers")) == 2
+    until(lambda: max(client.hlen(key) for key in client.scan_iter("decodefleet:tiny:blocks:*")) > 8)
+    client.close()
+
+
+def test_a_killed_rank_comes_back_while_the_other_serves(served: Served) -> None:
+    before = incarnations(served)
+    assert len(before) == 2
+    served.named("decodefleet.worker.rank")[0].kill()
+    for _ in range(20):
+        chat(served, max_tokens=2)
+    until(lambda: len(incarnations(served) - before) == 1 and len(incarnations(served)) == 2)
+    assert "after a restart" in served.log.read_text()
+
+
+def test_a_killed_scheduler_is_replaced_and_requests_go_on(served: Served) -> None:
+    (scheduler,) = served.named("ServeReplica:decodefleet:scheduler")
+    scheduler.kill()
+    until(lambda: served.named("ServeReplica:decodefleet:scheduler"))
+    until(lambda: served.answers("/ready"))
+    until(lambda: len(incarnations(served)) == 2)
+
+
+def test_ctrl_c_lets_streams_finish_and_leaves_no_process(served: Served) -> None:
+    answers: list[dict[str, Any]] = []
+    request = threading.Thread(
+        target=lambda: answers.append(chat(served, max_tokens=150, ignore_eos=True)), daemon=True
+    )
+    running = metric(served, "decodefleet_generation_tokens_total")
+    request.start()
+    until(lambda: metric(served, "decodefleet_generation_tokens_total") > running)
+    folder = re.search(r"logs: (\S+)", served.log.read_text())
+    assert folder is not None
+    assert served.stop() == 0, served.log.read_text()
+    request.join()
+    assert answers[0]["usage"]["completion_tokens"] == 150
+    assert not [process for process in served.seen.values() if process.is_running()]
+    assert not Path(folder[1]).exists()
+    assert port_is_free("127.0.0.1", served.port)
+    assert "Traceback" not in served.log.read_text()
