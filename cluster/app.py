@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.schema import LoggingConfig
 
 from decodefleet.worker.protocol import Ready
 from decodefleet.worker.transport import Security
@@ -65,6 +66,9 @@ class SchedulerReplica:
 
     async def placements(self, request_id: str | None = None) -> list[dict[str, Any]]:
         return self._server.placements(request_id)
+
+    async def check_health(self) -> None:
+        self._server.check_health()
 
     async def __del__(self) -> None:
         await self._server.stop()
@@ -134,7 +138,13 @@ def build_application(config: ServeConfig, local: LocalRun | None = None) -> ser
     """The application for a connected Ray cluster. Raises ConfigError where it has too few GPUs."""
     # workers and scheduler must agree on the name, wherever each of them finds the model
     config = config.model_copy(update={"served_model_name": config.served_model_name or config.model})
-    common = {"max_ongoing_requests": CALLS, "graceful_shutdown_wait_loop_s": 0.2, "health_check_period_s": 5}
+    common = {
+        "max_ongoing_requests": CALLS,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "health_check_period_s": 5,
+        # routers count requests themselves; Serve would format a line for each
+        "logging_config": LoggingConfig(enable_access_log=False),
+    }
     drained_s = config.drain_s + SHUTDOWN_MARGIN_S
     resources = _worker_resources(config)
     scheduler = serve.deployment(

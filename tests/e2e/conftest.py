@@ -18,12 +18,14 @@ import uvicorn
 from decodefleet.cluster.api.app import build_app
 from decodefleet.cluster.api.settings import ApiSettings
 from decodefleet.cluster.config import ServeConfig
+from decodefleet.cluster.directory.publisher import DirectoryPublisher
+from decodefleet.cluster.directory.reader import DirectoryReader
 from decodefleet.cluster.replica import Supervisor
 from decodefleet.cluster.router import Router, RouterSettings
 from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.server import SchedulerServer
 from decodefleet.worker.config import BatchConfig, CacheConfig, FakeConfig, ModelOptions
-from decodefleet.worker.protocol import WorkerStats
+from decodefleet.worker.protocol import Ready, WorkerStats
 from decodefleet.worker.transport import Security
 
 T = TypeVar("T")
@@ -88,14 +90,29 @@ class Stack:
             weights=ModelOptions(max_model_len=self._options.pop("max_model_len", 2048)),
             cache=CacheConfig(num_gpu_blocks_override=self._options.pop("blocks", 4096)),
             batch=BatchConfig(max_num_seqs=self._options.pop("max_num_seqs", 64)),
-            fake_engine=FakeConfig(step_base_s=self._options.pop("step_s", 0.001)),
+            fake_engine=FakeConfig(
+                step_base_s=self._options.pop("step_s", 0.001),
+                prefill_token_s=self._options.pop("prefill_token_s", 0.0),
+            ),
         )
         security = Security.from_secret(config.secret())
         scheduling = SchedulingConfig(**self._options.pop("scheduling", {}))
-        self.scheduler = SchedulerServer(security=security, config=scheduling)
+        redis_url = self._options.pop("redis_url", None)
+        directory = DirectoryReader(redis_url, MODEL) if redis_url else None
+        self.scheduler = SchedulerServer(security=security, config=scheduling, directory=directory)
         await self.scheduler.start()
+
+        def make_publisher(ready: Ready) -> DirectoryPublisher:
+            return DirectoryPublisher(redis_url, MODEL, ready.worker_id, ready.incarnation)
+
         self.supervisors = [
-            Supervisor(config, f"worker-{number}", self.locate) for number in range(self._workers)
+            Supervisor(
+                config,
+                f"worker-{number}",
+                self.locate,
+                make_publisher=make_publisher if redis_url else None,
+            )
+            for number in range(self._workers)
         ]
         await asyncio.gather(*(supervisor.start() for supervisor in self.supervisors))
         self.router = Router(self.locate, security, self._options.pop("router", RouterSettings()))

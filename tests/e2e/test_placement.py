@@ -1,0 +1,106 @@
+"""Where requests go, over HTTP, with two workers and the directory in a real Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from decodefleet.cluster.embedded_redis import EmbeddedRedis
+
+BLOCK = 16
+PREFIX_TOKENS = 512
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stack(make_stack: Callable[..., Any], server: EmbeddedRedis) -> Any:
+    return make_stack(2, redis_url=server.url, prefill_token_s=2e-4, blocks=2048)
+
+
+@pytest.fixture
+def http(stack: Any) -> Iterator[httpx.Client]:
+    with stack.http() as client:
+        yield client
+
+
+def make_prompt(seed: int, tokens: int) -> list[int]:
+    return Random(seed).choices(range(100, 4000), k=tokens)
+
+
+def complete(http: httpx.Client, prompt: list[int], max_tokens: int = 4) -> dict[str, Any]:
+    """One completion; returns the decision that placed it."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found = http.get("/debug/placements", params={"request_id": answer.json()["id"]}).json()
+    (decision,) = found["data"] if isinstance(found, dict) else found
+    return decision
+
+
+def test_unlike_requests_spread(http):
+    prompts = [make_prompt(seed, 100) for seed in range(64)]
+    with ThreadPoolExecutor(64) as pool:
+        decisions = list(pool.map(lambda prompt: complete(http, prompt, 32), prompts))
+    workers = Counter(decision["worker_id"] for decision in decisions)
+    assert len(workers) == 2
+    assert max(workers.values()) <= 1.5 * min(workers.values())
+    for decision in decisions:
+        for candidate in decision["considered"]:
+            cost = candidate["cost_s"]
+            assert cost["total"] == pytest.approx(
+                cost["start"] + cost["restore"] + cost["compute"] + cost["slowdown"]
+            )
+
+
+def test_shared_prefix_goes_to_its_holder(http, stack, server):
+    prefix = make_prompt(1000, PREFIX_TOKENS)
+    decisions = [complete(http, prefix + make_prompt(1001 + number, 40)) for number in range(40)]
+    workers = Counter(decision["worker_id"] for decision in decisions)
+    assert max(workers.values()) >= 38
+    assert all(decision["hit_tokens"] >= PREFIX_TOKENS for decision in decisions[1:])
+    # it is really in Redis, and came back from there
+    client = redis.Redis.from_url(server.url)
+    keys = client.keys("decodefleet:tiny:blocks:*")
+    client.close()
+    assert len(keys) == 2
+    assert len(stack.scheduler.core.index) > PREFIX_TOKENS // BLOCK
+
+
+def test_holder_with_a_long_queue_is_left(http, stack):
+    prefix = make_prompt(2000, PREFIX_TOKENS)
+    holder = complete(http, prefix + make_prompt(2001, 20))["worker_id"]
+    # sent at once, each waits for what is queued before it: more than one prefix's worth goes elsewhere
+    with ThreadPoolExecutor(32) as pool:
+        prompts = [prefix + make_prompt(2100 + number, 500) for number in range(32)]
+        decisions = list(pool.map(lambda prompt: complete(http, prompt), prompts))
+    workers = Counter(decision["worker_id"] for decision in decisions)
+    assert len(workers) == 2
+    for decision in decisions:
+        costs = {each["worker_id"]: each["cost_s"]["total"] for each in decision["considered"]}
+        assert costs[decision["worker_id"]] == min(costs.values())
+        if decision["worker_id"] != holder:
+            assert costs[holder] > costs[decision["worker_id"]]
+
+
+def test_redis_killed_costs_hits_only(http, server):
+    prompt = make_prompt(3000, 200)
+    first = complete(http, prompt)
+    os.kill(server.pid, signal.SIGKILL)
+    assert [complete(http, make_prompt(3001 + number, 50))["refused"] for number in range(20)] == [None] * 20
+    # the scheduler's own memory of what went where
+    again = complete(http, prompt)
+    assert (again["worker_id"], again["hit_tokens"] >= 176) == (first["worker_id"], True)
