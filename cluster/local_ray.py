@@ -52,7 +52,6 @@ def start(folder: Path, cpus: int, host: str, port: int) -> None:
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions, ProxyLocation
-    from ray.serve.schema import LoggingConfig
 
     ray.init(
         address="local",
@@ -65,11 +64,7 @@ def start(folder: Path, cpus: int, host: str, port: int) -> None:
         _node_ip_address="127.0.0.1",
         _temp_dir=str(folder / "ray"),
     )
-    serve.start(
-        http_options=HTTPOptions(host=host, port=port),
-        proxy_location=ProxyLocation.HeadOnly,
-        logging_config=LoggingConfig(enable_access_log=False),
-    )
+    serve.start(http_options=HTTPOptions(host=host, port=port), proxy_location=ProxyLocation.HeadOnly)
 
 
 def join(address: str, host: str, port: int) -> None:

@@ -113,9 +113,10 @@ def metric(served: Served, name: str) -> float:
 
 
 def incarnations(served: Served) -> set[str]:
-    """Of the workers that the last request could have gone to."""
-    chat(served, max_tokens=1)
-    return {worker["incarnation"] for worker in placements(served)[-1]["considered"]}
+    """Of the workers that a request could go to now."""
+    answer = chat(served, max_tokens=1)
+    decisions = placements(served, request_id=answer["id"])
+    return {worker["incarnation"] for worker in decisions[-1]["considered"]}
 
 
 def test_serves_a_chat_completion(served: Served) -> None:
