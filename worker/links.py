@@ -33,7 +33,9 @@ from .protocol import (
     Ready,
     Register,
     Shutdown,
+    StepOutput,
     Submit,
+    TokenDelta,
     WorkerStats,
 )
 from .scheduler_link import SchedulerLink
@@ -46,6 +48,7 @@ FAREWELL_S = 1.0
 COMPLAIN_EVERY_S = 10.0
 # no peer of a ROUTER socket has an empty identity
 SUPERVISOR = b""
+NOT_TAKEN = "the router did not take the tokens in time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Links:
         )
         self._from_router: Codec[Submit | Abort] = Codec(Submit | Abort)
         self._from_supervisor: Codec[Attach | Drain | Shutdown] = Codec(Attach | Drain | Shutdown)
-        self._outbox: deque[tuple[bytes, bytes | None, bool]] = deque()
+        self._outbox: deque[tuple[bytes, msgspec.Struct | None, bool]] = deque()
         # what a router must still be told once it drains: the ends of its streams
         self._owed: dict[bytes, deque[bytes]] = {}
         # a router that missed a frame gets no later one of the same streams: nothing until it is forgiven
@@ -151,7 +154,7 @@ class Links:
         os.close(self._wake)
 
     def _post(self, owner: bytes, message: msgspec.Struct, must: bool) -> None:
-        self._outbox.append((owner, self._from_router.encode(message), must))
+        self._outbox.append((owner, message, must))
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
@@ -244,27 +247,47 @@ class Links:
 
     def _flush(self) -> None:
         while self._outbox:
-            owner, frame, must = self._outbox.popleft()
-            if frame is None:
+            owner, message, must = self._outbox.popleft()
+            if message is None:
                 self._unreachable.discard(owner)
             elif owner == SUPERVISOR:
-                self._send_supervisor(frame)
+                self._send_supervisor(message)
             elif must:
-                self._owe(owner, frame)
-            elif owner not in self._unreachable:
-                self._send_router(owner, frame)
+                self._owe(owner, message)
+            else:
+                self._send_router(owner, message)
 
-    def _send_router(self, owner: bytes, frame: bytes) -> None:
-        try:
-            send(self._routers, owner, frame)
-        except PeerUnreachable as error:
-            self._unreachable.add(owner)
-            log.warning("router %s: %s; its sequences end", owner.decode(errors="replace"), error)
-            self.inbox.put(RouterGone(owner, error.full))
+    def _send_router(self, owner: bytes, message: msgspec.Struct) -> None:
+        if owner not in self._unreachable:
+            try:
+                send(self._routers, owner, self._from_router.encode(message))
+                return
+            except PeerUnreachable as error:
+                self._unreachable.add(owner)
+                log.warning("router %s: %s; its sequences end", owner.decode(errors="replace"), error)
+                self.inbox.put(RouterGone(owner, error.full))
+        if isinstance(message, StepOutput):
+            self._owe_ends(owner, message)
 
-    def _owe(self, owner: bytes, frame: bytes) -> None:
+    def _owe_ends(self, owner: bytes, lost: StepOutput) -> None:
+        """The engine knows sequences that ended in a lost message no more: their end is told from here."""
+        ends = tuple(
+            TokenDelta(
+                request_id=delta.request_id,
+                attempt=delta.attempt,
+                index=delta.index,
+                finish_reason="error",
+                error=NOT_TAKEN,
+            )
+            for delta in lost.deltas
+            if delta.finish_reason is not None
+        )
+        if ends:
+            self._owe(owner, msgspec.structs.replace(lost, deltas=ends))
+
+    def _owe(self, owner: bytes, message: msgspec.Struct) -> None:
         owed = self._owed.setdefault(owner, deque(maxlen=PEER_QUEUE))
-        owed.append(frame)
+        owed.append(self._from_router.encode(message))
         self._pay(owner)
 
     def _pay(self, owner: bytes) -> None:
@@ -278,9 +301,9 @@ class Links:
                 return
         del self._owed[owner]
 
-    def _send_supervisor(self, frame: bytes) -> bool:
+    def _send_supervisor(self, message: msgspec.Struct) -> bool:
         try:
-            send(self._supervisor, frame)
+            send(self._supervisor, self._from_supervisor.encode(message))
         except PeerUnreachable:
             return False
         return True
@@ -289,7 +312,7 @@ class Links:
         if self._supervisor is None:
             return
         while (events := self._journal.take()) is not None:
-            if not self._send_supervisor(self._from_supervisor.encode(events)):
+            if not self._send_supervisor(events):
                 self._journal.restore(events)
                 return
 

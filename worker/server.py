@@ -17,7 +17,7 @@ import msgspec
 from .config import WorkerConfig
 from .engine_api import EngineFactory, EngineLike, Refused
 from .kv_journal import KvJournal
-from .links import EpochSeen, Event, FromRouter, Links, RouterGone
+from .links import NOT_TAKEN, EpochSeen, Event, FromRouter, Links, RouterGone
 from .protocol import (
     Abort,
     Drain,
@@ -170,7 +170,7 @@ class WorkerServer:
             engine.abort(entry.request_id, entry.attempt)
         self._links.forgive(owner)
         if tell:
-            self._give_up(entries, "the router did not take the tokens in time")
+            self._give_up(entries, NOT_TAKEN)
         for entry in entries:
             self._table.forget(entry)
 
