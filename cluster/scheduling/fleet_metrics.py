@@ -20,7 +20,7 @@ from .view import WorkerKey
 log = logging.getLogger(__name__)
 
 # the dead beyond these are folded into one sum
-_DEAD_KEPT = 64
+_DEAD_KEPT = 8
 
 
 class Metric(NamedTuple):

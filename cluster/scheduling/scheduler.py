@@ -345,13 +345,14 @@ class GlobalScheduler:
 
     def _refuse_overdue(self, now: float) -> list[Outgoing]:
         grace = self.config.no_worker_grace_s
+        away = {model for model in self.queue.models() if not self.fleet.serving(model, now)}
         outgoing = []
         for waiter in tuple(self.queue):
             model = waiter.place.model
             waits_from = max(waiter.arrived, self.fleet.empty_since(model))
             if waiter.deadline is not None and now >= waiter.deadline:
                 refused = refusals.deadline_passed(now - waiter.arrived)
-            elif now - waits_from >= grace and not self.fleet.serving(model, now):
+            elif model in away and now - waits_from >= grace:
                 known = self.fleet.card(model) is not None or not self.fleet.cards
                 refused = refusals.no_worker(model, grace) if known else refusals.unknown_model(model)
             else:

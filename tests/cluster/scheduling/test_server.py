@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -214,6 +215,18 @@ async def test_router_that_left_gives_everything_back():
             await asyncio.sleep(0.1)
         assert len(server.core.ledger) == 0
         server.core.check_integrity()
+
+
+async def test_unequal_workers_under_one_name_do_not_go_unnoticed(caplog):
+    async with cluster() as (_, peer):
+        for worker_id, root in (("worker-1", b"r"), ("worker-2", b"r"), ("worker-3", b"x")):
+            worker = peer(worker_id)
+            register = make_register(worker_id)
+            card = msgspec.structs.replace(register.card, hash_root=root * 16)
+            await worker.send(msgspec.structs.replace(register, card=card))
+            await worker.receive()
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "worker-3 serves m with another hash_root" in record.getMessage()
 
 
 async def test_unknown_worker_is_asked_to_register():
