@@ -64,7 +64,7 @@ def set_cpu_threads(threads: int) -> None:
 
 
 def add_rms_norm_(x_TD: Tensor, residual_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
-    """residual += x, in place; returns norm(residual)·w [tokens, hidden]."""
+    """residual (fp32) += x, in place; returns norm(residual)·w [tokens, hidden] in x's dtype."""
     kernels = _native(x_TD, x_TD.shape[1])
     if kernels is None:
         return rms_reference.add_rms_norm_(x_TD, residual_TD, w_D, eps)

@@ -22,25 +22,21 @@ void over_rows(int64_t rows, int64_t row_values, const std::function<void(int64_
 }  // namespace
 }  // namespace df
 
-// out = norm(x + residual)·w; residual is updated in place. residual may be null: a plain norm. D % 16 == 0.
-extern "C" void df_add_rms_norm(const uint16_t* x, uint16_t* residual, const uint16_t* w, uint16_t* out,
+// residual (fp32) += x in place; out = norm(residual)·w. D % 16 == 0.
+extern "C" void df_add_rms_norm(const uint16_t* x, float* residual, const uint16_t* w, uint16_t* out,
                                 int64_t rows, int64_t D, float eps) {
     using namespace df;
     over_rows(rows, D, [&](int64_t row) {
-        const bf16* source = x + row * D;
+        float* sum = residual + row * D;
         f32x16 squares = {};
-        if (residual) {
-            bf16* sum = residual + row * D;
-            for (int64_t d = 0; d < D; d += 16) store_bf16(sum + d, load_bf16(sum + d) + load_bf16(source + d));
-            source = sum;
-        }
         for (int64_t d = 0; d < D; d += 16) {
-            const f32x16 v = load_bf16(source + d);
+            const f32x16 v = load<f32x16>(sum + d) + load_bf16(x + row * D + d);
+            store(sum + d, v);
             squares = fma(v, v, squares);
         }
         const float scale = 1.0f / std::sqrt(sum16(squares) / (float)D + eps);
         for (int64_t d = 0; d < D; d += 16)
-            store_bf16(out + row * D + d, load_bf16(source + d) * scale * load_bf16(w + d));
+            store_bf16(out + row * D + d, load<f32x16>(sum + d) * scale * load_bf16(w + d));
     });
 }
 

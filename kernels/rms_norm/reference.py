@@ -17,6 +17,6 @@ def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm_(x_TD: Tensor, residual_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
-    """The residual stream takes x, in place, and its norm goes on."""
+    """The residual stream (fp32) takes x, in place, and its norm goes on in x's dtype."""
     residual_TD += x_TD
-    return rms_norm(residual_TD, w_D, eps)
+    return rms_norm(residual_TD, w_D, eps).to(x_TD.dtype)

@@ -19,7 +19,7 @@ ROWS = [1, 2, 17, 63]
 @pytest.mark.parametrize("T", ROWS)
 def test_add_rms_norm(threads: int, T: int, D: int) -> None:
     torch.manual_seed(0)
-    x, residual, w = torch.randn(T, D).bfloat16(), torch.randn(T, D).bfloat16(), torch.randn(D).bfloat16()
+    x, residual, w = torch.randn(T, D).bfloat16(), torch.randn(T, D), torch.randn(D).bfloat16()
     expected_residual = residual.clone()
     expected = rms_reference.add_rms_norm_(x, expected_residual, w, 1e-5)
     first = residual[:1].clone()
