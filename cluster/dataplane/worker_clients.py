@@ -73,6 +73,11 @@ class WorkerClients:
         self.codec: Codec[ToRouter] = Codec(ToRouter)
         self._workers: dict[str, _Worker] = {}
 
+    @property
+    def connected(self) -> int:
+        """Workers to which there is a connection now."""
+        return len(self._workers)
+
     def submit(self, placement: Placement, submit: Submit) -> TokenStream:
         """Start a request at the worker that was chosen. Raises WorkerLost where nothing can be sent."""
         worker = self._workers.get(placement.endpoint)

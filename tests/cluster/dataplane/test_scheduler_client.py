@@ -1,0 +1,155 @@
+"""A router's line to the scheduler, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq.asyncio
+from tiny_peers import PATIENCE_S, TinyScheduler, eventually
+
+from decodefleet.cluster.dataplane import scheduler_client
+from decodefleet.cluster.dataplane.errors import PlacementRefused, SchedulerSilent
+from decodefleet.cluster.dataplane.scheduler_client import SchedulerClient
+from decodefleet.worker.protocol import Hello, Place, Placement, Refusal, Release, RouterReport, Started
+
+
+class Whereabouts:
+    """Says where the scheduler is; a test moves it."""
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self.scheduler = TinyScheduler(context)
+        self.failures = 0
+
+    async def __call__(self) -> tuple[str, int]:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("nobody knows")
+        return await self.scheduler.locate()
+
+
+@pytest.fixture
+async def where(context: zmq.asyncio.Context) -> Whereabouts:
+    return Whereabouts(context)
+
+
+@pytest.fixture
+async def client(
+    context: zmq.asyncio.Context, where: Whereabouts, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SchedulerClient]:
+    monkeypatch.setattr(scheduler_client, "REPORT_S", 0.05)
+    monkeypatch.setattr(scheduler_client, "RETRY_S", 0.01)
+    client = SchedulerClient(context, "router-0", where, None, lambda: "metrics text")
+    client.start()
+    yield client
+    await client.close()
+
+
+def place(request_id: str = "a", attempt: int = 0, deadline_s: float | None = None) -> Place:
+    return Place(
+        request_id=request_id,
+        attempt=attempt,
+        model="tiny",
+        prompt_tokens=1,
+        max_new_tokens=1,
+        deadline_s=deadline_s,
+    )
+
+
+def placement(place: Place) -> Placement:
+    return Placement(
+        request_id=place.request_id,
+        attempt=place.attempt,
+        worker_id="w0",
+        incarnation="i0",
+        endpoint="tcp://127.0.0.1:1",
+        epoch=1,
+        predicted_s=0.1,
+    )
+
+
+async def until_ready(client: SchedulerClient) -> None:
+    await eventually(lambda: bool(client.ready))
+
+
+async def test_models_and_life_signs(client: SchedulerClient, where: Whereabouts) -> None:
+    assert (await where.scheduler.wait(Hello)).router_id == "router-0"
+    await until_ready(client)
+    assert client.models["tiny"].max_model_len == 256
+    report = await where.scheduler.wait(RouterReport)
+    assert report.metrics == "metrics text"
+    await where.scheduler.wait(RouterReport)
+
+
+async def test_a_placement_is_asked_for_and_given_back(client: SchedulerClient, where: Whereabouts) -> None:
+    await until_ready(client)
+    asking = asyncio.create_task(client.place(place()))
+    where.scheduler.send(placement(await where.scheduler.wait(Place)))
+    assert (await asking).worker_id == "w0"
+    await where.scheduler.wait(RouterReport, lambda report: report.live == ("a",))
+    client.started("a", 0)
+    assert (await where.scheduler.wait(Started)).request_id == "a"
+    client.release("a", 0, 7)
+    assert (await where.scheduler.wait(Release)).generated == 7
+    await where.scheduler.wait(RouterReport, lambda report: report.live == ())
+
+
+async def test_a_refusal_is_typed(client: SchedulerClient, where: Whereabouts) -> None:
+    await until_ready(client)
+    asking = asyncio.create_task(client.place(place()))
+    await where.scheduler.wait(Place)
+    # an answer to another attempt is not ours
+    where.scheduler.send(placement(place(attempt=1)))
+    where.scheduler.send(Refusal(request_id="a", reason="queue_full", message="full", retry_after_s=3))
+    with pytest.raises(PlacementRefused) as caught:
+        await asking
+    assert caught.value.refusal.retry_after_s == 3
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "falls silent"])
+async def test_waiting_placements_are_asked_for_again_at_the_next_scheduler(
+    client: SchedulerClient,
+    where: Whereabouts,
+    context: zmq.asyncio.Context,
+    monkeypatch: pytest.MonkeyPatch,
+    dies: bool,
+) -> None:
+    monkeypatch.setattr(scheduler_client, "SILENCE_S", PATIENCE_S if dies else 0.2)
+    await until_ready(client)
+    asking = asyncio.create_task(client.place(place()))
+    old = where.scheduler
+    await old.wait(Place)
+    where.failures = 2
+    where.scheduler = TinyScheduler(context, epoch=2)
+    if dies:
+        old.die()
+    else:
+        old.greets = False
+    where.scheduler.send(placement(await where.scheduler.wait(Place)))
+    assert (await asking).worker_id == "w0"
+    assert client.epoch == 2
+
+
+async def test_a_scheduler_of_the_past_is_not_followed(
+    client: SchedulerClient, where: Whereabouts, context: zmq.asyncio.Context
+) -> None:
+    where.scheduler.epoch = 5
+    await until_ready(client)
+    old = where.scheduler
+    where.scheduler = stale = TinyScheduler(context, epoch=4)
+    client.epoch = 5
+    old.die()
+    await eventually(lambda: not client.ready)
+    where.scheduler = TinyScheduler(context, epoch=6)
+    await until_ready(client)
+    assert stale.received.empty()
+
+
+async def test_nobody_answering_in_time_is_an_error(
+    client: SchedulerClient, where: Whereabouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "DEADLINE_GRACE_S", 0.0)
+    await until_ready(client)
+    with pytest.raises(SchedulerSilent):
+        await client.place(place(deadline_s=0.05))
