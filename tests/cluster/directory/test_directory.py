@@ -14,7 +14,8 @@ import redis as redis_client
 from decodefleet.cluster.directory.keys import Holder, Keys
 from decodefleet.cluster.directory.publisher import CHUNK, DirectoryPublisher
 from decodefleet.cluster.directory.reader import DirectoryReader
-from decodefleet.cluster.embedded_redis import EmbeddedRedis
+from decodefleet.cluster.embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
+from decodefleet.cluster.processes import free_ports
 from decodefleet.worker.protocol import KvEvents
 
 MODEL = "org/a model*"
@@ -260,3 +261,23 @@ async def test_redis_that_never_was_harms_nobody():
 async def test_stop_without_start():
     await DirectoryPublisher("unix:///nowhere/s", MODEL, "w", "one").stop()
     await DirectoryReader("unix:///nowhere/s", MODEL).stop()
+
+
+@pytest.mark.parametrize("form", ["redis://:{}@127.0.0.1:{}/0", "unix://:{}@{}"])
+async def test_password(form):
+    held = Held()
+    with EmbeddedRedis() as server:
+        admin = redis_client.Redis.from_url(server.url)
+        (port,) = free_ports(1)
+        admin.config_set("port", port)
+        admin.config_set("requirepass", "secret")
+        admin.close()
+        address = port if form.startswith("redis") else server.url.removeprefix("unix://")
+        url = form.format("secret", address)
+        check_redis(url)
+        with pytest.raises(RedisUnavailable):
+            check_redis(form.format("wrong", address))
+        publisher = DirectoryPublisher(url, MODEL, "w", "one")
+        async with running(publisher), running(DirectoryReader(url, MODEL, refresh_s=0.05), held):
+            publisher.publish(make_events(1, make_hashes(0, 3)))
+            await until(lambda: len(held.of("w")) == 3)
