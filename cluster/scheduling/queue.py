@@ -1,7 +1,7 @@
 """Requests that no worker can take now. Bounded; per model by priority, then arrival. Places nothing itself.
 
-The order is strict: a request that fits nowhere is not overtaken by smaller ones of its model, or a long
-prompt could starve. Models do not wait for each other.
+The order is strict: a request that fits nowhere is not overtaken by smaller ones of its model, or a long prompt
+could starve. Models do not wait for each other.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class WaitQueue:
     def models(self) -> list[str]:
         return list(self._lines)
 
-    def head(self, model: str) -> Waiter | None:
-        line = self._lines.get(model)
-        return line[0] if line else None
+    def line(self, model: str) -> tuple[Waiter, ...]:
+        """In the order in which they are to be placed."""
+        return tuple(self._lines.get(model, ()))
 
     def push(self, waiter: Waiter) -> None:
         self._all[waiter.key] = waiter

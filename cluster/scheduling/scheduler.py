@@ -8,7 +8,8 @@ what is fenced is no candidate at all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from random import Random
 from typing import Any, NamedTuple
 
@@ -240,12 +241,12 @@ class GlobalScheduler:
                 return [self._refuse(waiter, refusals.unknown_model(model), now)]
         elif refused := refusals.too_long(waiter.demand, card):
             return [self._refuse(waiter, refused, now)]
-        head = self.queue.head(model)
-        if head is None or waiter.rank < head.rank:
-            placement = self._try(waiter, now)
+        serving = self.fleet.serving(model, now)
+        if not self._stands_behind(waiter, serving, now):
+            placement = self._try(waiter, self._allowed(waiter, serving, now), now)
             if placement is not None:
                 return [Outgoing(waiter.key.router_id, placement)]
-        if card and (refused := refusals.too_large(waiter.demand, card, self.fleet.serving(model, now))):
+        if card and (refused := refusals.too_large(waiter.demand, card, serving)):
             return [self._refuse(waiter, refused, now)]
         if self.queue.full:
             waiting = len(self.queue)
@@ -257,14 +258,24 @@ class GlobalScheduler:
         """Place what waits, in order, as far as there is room."""
         outgoing = []
         for model in self.queue.models():
-            while (head := self.queue.head(model)) and (placement := self._try(head, now)):
-                self.queue.remove(head.key)
-                outgoing.append(Outgoing(head.key.router_id, placement))
+            serving = self.fleet.serving(model, now)
+            for waiter in self.queue.line(model) if serving else ():
+                allowed = self._allowed(waiter, serving, now)
+                placement = self._try(waiter, allowed, now)
+                if placement is not None:
+                    self.queue.remove(waiter.key)
+                    outgoing.append(Outgoing(waiter.key.router_id, placement))
+                elif allowed:
+                    break
         return outgoing
 
-    def _try(self, waiter: Waiter, now: float) -> Placement | None:
+    def _stands_behind(self, waiter: Waiter, serving: Sequence[Member], now: float) -> bool:
+        """Whether somebody waits who comes first; who only waits out an exclusion holds up nobody."""
+        ahead = takewhile(lambda other: other.rank < waiter.rank, self.queue.line(waiter.place.model))
+        return any(self._allowed(other, serving, now) for other in ahead)
+
+    def _try(self, waiter: Waiter, candidates: Sequence[Member], now: float) -> Placement | None:
         """Pick and reserve, or None when no worker can take the request now."""
-        candidates = self._candidates(waiter, now)
         if not candidates:
             return None
         demand = waiter.demand
@@ -278,9 +289,8 @@ class GlobalScheduler:
         self.log.add(decision)
         return self._reserve(waiter, chosen, decision.hit(chosen), now)
 
-    def _candidates(self, waiter: Waiter, now: float) -> list[Member]:
+    def _allowed(self, waiter: Waiter, serving: Sequence[Member], now: float) -> Sequence[Member]:
         """Workers that failed this request are left out until they have restarted or proved to be alive."""
-        serving = self.fleet.serving(waiter.place.model, now)
         exclude = waiter.place.exclude
         if not exclude or now - waiter.arrived > self.config.worker_timeout_s:
             return serving

@@ -304,6 +304,18 @@ def test_excluded_worker_that_goes_on_living_is_used_again(make):
     assert "a" in make.placed(scheduler.heartbeat(heartbeat(make), 4.1))
 
 
+def test_who_waits_out_an_exclusion_holds_up_nobody(make):
+    scheduler = make.scheduler(1, stats={"max_running": 2})
+    scheduler.place(make.place("a", attempt=1, exclude=("w0",)), ROUTER, 1.0)
+    assert "b" in make.placed(scheduler.place(make.place("b"), ROUTER, 1.1))
+    spread(scheduler, make, 2, now=1.2)
+    assert list(make.placed(scheduler.release(Release(request_id="b"), ROUTER, 1.3))) == ["r1"]
+    # once it may, it comes first again
+    scheduler.place(make.place("c"), ROUTER, 1.4)
+    scheduler.heartbeat(heartbeat(make, max_running=2), 4.1)
+    assert list(make.placed(scheduler.release(Release(request_id="r0"), ROUTER, 4.2))) == ["a"]
+
+
 def test_silent_worker_is_fenced_before_any_tick(make):
     scheduler = make.scheduler(2)
     scheduler.index.stored(WorkerKey("w0", "one"), make.hashes(30))
