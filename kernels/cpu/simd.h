@@ -24,7 +24,8 @@ template <class T> static inline T load(const void* p) {
 
 template <class T> static inline void store(void* p, T v) { std::memcpy(p, &v, sizeof(T)); }
 
-static inline f32x16 splat(float x) { return f32x16{} + x; }
+// written out: adding x to zeros would be an addition
+static inline f32x16 splat(float x) { return f32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 // one rounding, whatever the compiler makes of a*b+c elsewhere
 static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {

@@ -29,14 +29,18 @@ template <int ROWS, int PANELS> void tile(const Problem& p, int64_t row, int64_t
     const uint32_t* w = p.w + panel * p.pairs * kLanes;
     const float* x = p.x + row * p.pairs * 2;
     for (int64_t k = 0; k < p.pairs; k++) {
-        for (int j = 0; j < PANELS; j++) {
-            const u32x16 pair = load<u32x16>(w + (j * p.pairs + k) * kLanes);
-            const f32x16 first = even(pair), second = odd(pair);
-            for (int i = 0; i < ROWS; i++) {
-                const float* xi = x + i * p.pairs * 2 + 2 * k;
-                acc[i][j] = fma(first, splat(xi[0]), acc[i][j]);
-                acc[i][j] = fma(second, splat(xi[1]), acc[i][j]);
-            }
+        u32x16 pair[PANELS];
+        for (int j = 0; j < PANELS; j++) pair[j] = load<u32x16>(w + (j * p.pairs + k) * kLanes);
+        f32x16 column[PANELS];
+        for (int j = 0; j < PANELS; j++) column[j] = even(pair[j]);
+        for (int i = 0; i < ROWS; i++) {
+            const f32x16 xi = splat(x[i * p.pairs * 2 + 2 * k]);
+            for (int j = 0; j < PANELS; j++) acc[i][j] = fma(column[j], xi, acc[i][j]);
+        }
+        for (int j = 0; j < PANELS; j++) column[j] = odd(pair[j]);
+        for (int i = 0; i < ROWS; i++) {
+            const f32x16 xi = splat(x[i * p.pairs * 2 + 2 * k + 1]);
+            for (int j = 0; j < PANELS; j++) acc[i][j] = fma(column[j], xi, acc[i][j]);
         }
     }
     for (int i = 0; i < ROWS; i++)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..cpu.arena import weights_arena
 from ..cpu.library import library
 from .reference import linear_row_tiles
 
@@ -34,7 +35,7 @@ def prepare_linear(w_NK: Tensor, bias_N: Tensor | None, *, invariant: bool, nati
     kernels = library() if native and w_NK.device.type == "cpu" and w_NK.dtype == torch.bfloat16 else None
     if kernels is None:
         return Prepared(w_NK, bias_N, N, K, None, invariant)
-    packed = torch.empty(((N + 15) // 16, (K + 1) // 2, 16), dtype=torch.int32)
+    packed = weights_arena.empty(((N + 15) // 16, (K + 1) // 2, 16), torch.int32)
     kernels.df_pack_linear(w_NK.contiguous().data_ptr(), N, K, packed.data_ptr())
     return Prepared(packed, bias_N, N, K, kernels, invariant)
 
