@@ -14,9 +14,13 @@ from typing import Any, TypeVar
 
 from decodefleet.worker.kv.hashing import extend_chain, pack_tokens, request_root
 from decodefleet.worker.protocol import ModelCard
+from decodefleet.worker.sampling_params import InvalidRequest
 from decodefleet.worker.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+# a tokenizer's normaliser may make a text shorter, but hardly by more than this
+SHRINKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +35,30 @@ class Prompt:
 class TextService:
     """Built by `load`; every method may be called concurrently."""
 
-    def __init__(self, card: ModelCard, tokenizer: Tokenizer, executor: Executor) -> None:
+    def __init__(self, card: ModelCard, tokenizer: Tokenizer, longest_token: int, executor: Executor) -> None:
+        """longest_token: bytes of the vocabulary's longest token."""
         self.card = card
         self.tokenizer = tokenizer
+        self._longest_token = longest_token
         self._executor = executor
 
     @classmethod
     async def load(cls, card: ModelCard, executor: Executor) -> TextService:
-        loop = asyncio.get_running_loop()
-        tokenizer = await loop.run_in_executor(executor, Tokenizer.from_folder, Path(card.folder))
-        return cls(card, tokenizer, executor)
+        def work() -> tuple[Tokenizer, int]:
+            tokenizer = Tokenizer.from_folder(Path(card.folder))
+            longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+            return tokenizer, longest
+
+        tokenizer, longest = await asyncio.get_running_loop().run_in_executor(executor, work)
+        return cls(card, tokenizer, longest, executor)
 
     def for_card(self, card: ModelCard) -> TextService:
         """The same tokenizer for the same folder's model in another KV form."""
-        return TextService(card, self.tokenizer, self._executor)
+        return TextService(card, self.tokenizer, self._longest_token, self._executor)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return await self._run(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        """Raises InvalidRequest for a text that is too long to be worth the work."""
+        return await self._run(lambda: self._encode(text, add_special_tokens))
 
     async def encode_chat(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, add_special_tokens: bool
@@ -58,7 +69,7 @@ class TextService:
             text = self.tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=add_generation_prompt
             )
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self._encode(text, add_special_tokens)
 
         return await self._run(work)
 
@@ -72,6 +83,17 @@ class TextService:
             return Prompt(tokens, pack_tokens(tokens), b"".join(hashes))
 
         return await self._run(work)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # megabytes of text would keep a thread busy for seconds, only to be refused after all
+        least = len(text) // (SHRINKS * self._longest_token)
+        if least > self.card.max_model_len:
+            raise InvalidRequest(
+                "prompt",
+                f"{len(text)} characters are at least {least} tokens; "
+                f"the model takes {self.card.max_model_len} in all",
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -31,7 +31,7 @@ def admit(submit: Submit, card: ModelCard, arrival: int) -> Request:
         root_hash=root,
         max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
         end_tokens=frozenset(params.stop_token_ids) | (set() if params.ignore_eos else {*card.eos_token_ids}),
-        order=(-submit.priority, arrival),
+        order=(submit.priority, arrival),
         expires_at=None if submit.deadline_s is None else time.monotonic() + submit.deadline_s,
     )
     _add_sequences(request, submit, _prompt_hashes(submit, card, prompt, root))

@@ -111,6 +111,7 @@ class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):
     block_hashes: hashes of the prompt's full blocks, 16 bytes each, chained from `hash_root`.
     resume: per sequence, tokens already emitted to the client by an earlier attempt: they are taken as known
         and generation continues behind them. Empty for a fresh request.
+    priority: lower is sooner, as in vLLM; in Place, too.
     deadline_s: seconds from receipt after which a request that has not started is refused; None for never.
     """
 

@@ -24,7 +24,7 @@ class State(Enum):
 class Request:
     """What came in, once validated.
 
-    order: (-priority, arrival): smaller is served first.
+    order: (priority, arrival): smaller is served first.
     max_tokens: of each sequence, bounded by the model's length.
     end_tokens: token ids that end a sequence.
     live: sequences that have not finished; `unborn`: those of them that wait to be forked.

@@ -99,7 +99,7 @@ def _protected(front: Front) -> APIRouter:
     reading = (400, 401, 404, 413, 503)
     post("/tokenize", tokenize, responses(wire.Tokens, *reading), extra=body_of(TokenizeRequest))
     post("/detokenize", detokenize, responses(wire.Prompt, *reading), extra=body_of(DetokenizeRequest))
-    get("/debug/placements", service.placements, responses(None, 401, 404), extra=_REQUEST_ID)
+    get("/debug/placements", service.placements, responses(None, 401, 404, 503), extra=_REQUEST_ID)
     return routes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -115,7 +115,8 @@ class Front:
             drop(starting)
             answers.close()
 
-        return EventStream(self._guarded(starting, events), close, self.settings.ping_s)
+        names = getattr(request.state, "field_names", {})
+        return EventStream(_guarded(starting, events, names), close, self.settings.ping_s)
 
     async def collect(self, request: Request, answers: Answers, work: Coroutine[Any, Any, T]) -> T:
         """Start the answers and do the work on them, unless the client leaves."""
@@ -130,20 +131,21 @@ class Front:
             work.close()
             answers.close()
 
-    async def _guarded(
-        self, starting: asyncio.Future[None], events: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """The events, with any failure as one of them, and the end mark."""
-        try:
-            await starting
-            async for data in events:
-                yield data
-        except Exception as error:
-            told = api_error(error)
-            if isinstance(told, Internal):
-                log.exception("a stream failed")
-            yield event(told.body)
-        yield DONE
+
+async def _guarded(
+    starting: asyncio.Future[None], events: AsyncGenerator[bytes, None], names: Mapping[str, str]
+) -> AsyncGenerator[bytes, None]:
+    """The events, with any failure as one of them, and the end mark."""
+    try:
+        await starting
+        async for data in events:
+            yield data
+    except Exception as error:
+        told = api_error(error, names)
+        if isinstance(told, Internal):
+            log.exception("a stream failed")
+        yield event(told.body)
+    yield DONE
 
 
 def new_id(prefix: str) -> str:

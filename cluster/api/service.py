@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -14,6 +17,10 @@ from decodefleet.worker.protocol import ModelCard
 from .errors import NotFound, Unavailable
 from .front import Front, json_response
 from .wire import Model, ModelList, Status, Version
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 async def list_models(front: Front, _request: Request) -> Response:
@@ -37,13 +44,14 @@ async def ready(front: Front, _request: Request) -> Response:
 
 
 async def metrics(front: Front, _request: Request) -> Response:
-    return Response(await front.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+    text = await _ask_scheduler(front.metrics())
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def placements(front: Front, request: Request) -> Response:
     """The scheduler's decisions with their terms, newest last; of one request if `request_id` is given."""
     request_id = request.query_params.get("request_id")
-    found = await front.placements(request_id)
+    found = await _ask_scheduler(front.placements(request_id))
     if request_id is not None and not found:
         raise NotFound(f"no placement of {request_id[:200]!r} is remembered", param="request_id")
     return Response(msgspec.json.encode(found), media_type="application/json")
@@ -51,6 +59,15 @@ async def placements(front: Front, request: Request) -> Response:
 
 async def show_version(_front: Front, _request: Request) -> Response:
     return json_response(Version(version=own_version()))
+
+
+async def _ask_scheduler(question: Awaitable[T]) -> T:
+    """What is asked goes to another process, which may be away; how that shows is not ours to know."""
+    try:
+        return await question
+    except Exception as error:
+        log.warning("the scheduler cannot be asked: %r", error)
+        raise Unavailable("the scheduler is away", code="no_scheduler", retry_after_s=1.0) from error
 
 
 def own_version() -> str:
