@@ -1,7 +1,7 @@
 """Requests that no worker can take now. Bounded; per model by priority, then arrival. Places nothing itself.
 
-The order is strict: a request that fits nowhere is not overtaken by smaller ones of its model, or a long prompt
-could starve. Models do not wait for each other.
+The order is strict: a request that fits nowhere is not overtaken by smaller ones of its model, or a long
+prompt could starve. Models do not wait for each other.
 """
 
 from __future__ import annotations
