@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .cpu.library import library, status
 from .kv_cache.reference import copy_blocks, store_kv
-from .linear.prepared import Prepared, prepare_linear
+from .linear.prepared import Prepared, Quantization, prepare_linear
 from .linear.prepared import apply_linear as linear
 from .paged_attention import cpu as attention_cpu
 from .paged_attention.metadata import AttentionMetadata
@@ -29,6 +29,7 @@ from .silu_mul import reference as silu_reference
 __all__ = [
     "AttentionMetadata",
     "Prepared",
+    "Quantization",
     "add_rms_norm_",
     "apply_penalties",
     "child_seed",

@@ -24,6 +24,9 @@ class ModelOptions(Frozen):
     """How weights are read and computed with, whichever they are."""
 
     dtype: Dtype = Field("auto", description="of weights and activations; auto takes the checkpoint's")
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="of the weights of linear layers; int8 rounds them at load, a scale per output"
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="most tokens of prompt plus output; the model's own limit if not given"
     )

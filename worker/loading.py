@@ -65,7 +65,7 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
         block_size=config.cache.block_size,
         hash_root=hash_root(
             fingerprint="dummy" if dummy else fingerprint(config.model.folder),
-            quantization="none",
+            quantization=config.model.quantization,
             block_size=config.cache.block_size,
             kv_dtype=str(runner.dtype).removeprefix("torch."),
         ),

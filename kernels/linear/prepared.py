@@ -1,27 +1,34 @@
 """A linear layer's weights in the form that its kernel wants, chosen once at load.
 
-`Prepared` is opaque to callers. Native: packed for `cpu.cpp`; tiled: as they are, in calls of a fixed number
-of rows; plain: as they are.
+`Prepared` is opaque to callers. Native: packed for `cpu.cpp`; otherwise as they are, used in calls of a fixed
+number of rows where rows must not see each other. Weights may be rounded to int8 with a scale per output.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..cpu.arena import weights_arena
 from ..cpu.library import library
-from .reference import linear_row_tiles
+from .reference import linear_row_tiles, quantize_int8
+
+Quantization = Literal["none", "int8"]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """weight: [out, in], or int32 [ceil(out/16), ceil(in/2), 16] where `native` is set."""
+    """weight: [out, in] in the model's dtype or int8, or packed in panels where `native` is set.
+
+    scale: fp32 [out] with int8 weights. bias: [out] or None.
+    """
 
     weight: Tensor
+    scale: Tensor | None
     bias: Tensor | None
     out_features: int
     in_features: int
@@ -29,34 +36,56 @@ class Prepared:
     invariant: bool
 
 
-def prepare_linear(w_NK: Tensor, bias_N: Tensor | None, *, invariant: bool, native: bool = True) -> Prepared:
+def prepare_linear(
+    w_NK: Tensor,
+    bias_N: Tensor | None,
+    *,
+    invariant: bool,
+    quantization: Quantization = "none",
+    native: bool = True,
+) -> Prepared:
     """native=False keeps to torch, for comparison."""
-    N, K = w_NK.shape
     kernels = library() if native and w_NK.device.type == "cpu" and w_NK.dtype == torch.bfloat16 else None
-    if kernels is None:
-        return Prepared(w_NK, bias_N, N, K, None, invariant)
-    packed = weights_arena.empty(((N + 15) // 16, (K + 1) // 2, 16), torch.int32)
-    kernels.df_pack_linear(w_NK.contiguous().data_ptr(), N, K, packed.data_ptr())
-    return Prepared(packed, bias_N, N, K, kernels, invariant)
+    N, K = w_NK.shape
+    scale_N = None
+    if quantization == "int8":
+        w_NK, scale_N = quantize_int8(w_NK)
+    if kernels is not None:
+        w_NK = _pack(kernels, w_NK.contiguous())
+    return Prepared(w_NK, scale_N, bias_N, N, K, kernels, invariant)
 
 
 def apply_linear(x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype | None = None) -> Tensor:
     """x_TK [tokens, in] → [tokens, out] in `out_dtype` (x's own, or fp32)."""
     if prepared.native is not None:
-        return _native(x_TK, prepared, out_dtype or x_TK.dtype)
+        return _native(prepared.native, x_TK.contiguous(), prepared, out_dtype or x_TK.dtype)
+    weight, scale, bias = prepared.weight, prepared.scale, prepared.bias
     linear = linear_row_tiles if prepared.invariant else torch.nn.functional.linear
-    y_TN = linear(x_TK, prepared.weight, prepared.bias)
+    if scale is None:
+        y_TN = linear(x_TK, weight, bias)
+    else:
+        y_TN = (linear(x_TK, weight.to(x_TK.dtype), None) * scale).to(x_TK.dtype)
+        y_TN = y_TN if bias is None else y_TN + bias
     return y_TN if out_dtype is None else y_TN.to(out_dtype)
 
 
-def _native(x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype) -> Tensor:
-    assert prepared.native is not None
-    x_TK = x_TK.contiguous()
+def _pack(kernels: ctypes.CDLL, w_NK: Tensor) -> Tensor:
+    N, K = w_NK.shape
+    shape = (-(-N // 16), -(-K // 2), 2, 16)
+    packed = weights_arena.empty(shape, w_NK.dtype)
+    pack = kernels.df_pack_linear_int8 if w_NK.dtype == torch.int8 else kernels.df_pack_linear
+    pack(w_NK.data_ptr(), N, K, packed.data_ptr())
+    return packed
+
+
+def _native(kernels: ctypes.CDLL, x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype) -> Tensor:
+    scale, bias = prepared.scale, prepared.bias
     y_TN = torch.empty((x_TK.shape[0], prepared.out_features), dtype=out_dtype)
-    prepared.native.df_linear(
+    kernels.df_linear(
         x_TK.data_ptr(),
         prepared.weight.data_ptr(),
-        None if prepared.bias is None else prepared.bias.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        None if bias is None else bias.data_ptr(),
         y_TN.data_ptr(),
         x_TK.shape[0],
         prepared.out_features,

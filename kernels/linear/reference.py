@@ -20,6 +20,13 @@ def linear_reference(x_TK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -
     return y_TN.to(x_TK.dtype)
 
 
+def quantize_int8(w_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric rounding with one scale per output: int8 [out, in] and fp32 [out], w ≈ q · scale."""
+    w_NK = w_NK.float()
+    scale_N = (w_NK.abs().amax(dim=1) / 127).clamp(min=1e-12)
+    return (w_NK / scale_N[:, None]).round().clamp(-127, 127).to(torch.int8), scale_N
+
+
 def linear_row_tiles(x_TK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """`F.linear` in calls of exactly ROW_TILE rows, so that a row's value depends on nothing but the row.
 

@@ -6,7 +6,7 @@ from paged_batches import error_ratio
 
 from decodefleet.kernels.cpu.library import library
 from decodefleet.kernels.linear.prepared import apply_linear, prepare_linear
-from decodefleet.kernels.linear.reference import linear_reference
+from decodefleet.kernels.linear.reference import linear_reference, quantize_int8
 
 SHAPES = [(576, 960), (1536, 576), (64, 16), (33, 50), (80, 7), (2, 1)]
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 63, 130]
@@ -36,6 +36,25 @@ def test_a_row_does_not_see_the_others(threads: int, K: int, N: int, native: boo
         for start in (0, max(ROWS) - T):
             part = apply_linear(x_TK[start : start + T], prepared)
             assert torch.equal(part, whole[start : start + T])
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize(("K", "N"), SHAPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8_weights(K: int, N: int, bias: bool, native: bool) -> None:
+    torch.manual_seed(0)
+    w_NK = torch.randn(N, K).bfloat16()
+    b_N = torch.randn(N).bfloat16() if bias else None
+    q_NK, scale_N = quantize_int8(w_NK)
+    rounded = q_NK * scale_N[:, None]
+    assert float((rounded - w_NK.float()).abs().max()) <= float(scale_N.max()) / 2 * 1.01
+    prepared = prepare_linear(w_NK, b_N, invariant=True, quantization="int8", native=native)
+    x_TK = torch.randn(max(ROWS), K).bfloat16()
+    whole = apply_linear(x_TK, prepared)
+    wanted = linear_reference(x_TK.float(), rounded, b_N)
+    assert error_ratio(whole, wanted) < 0.006
+    for T in ROWS:
+        assert torch.equal(apply_linear(x_TK[:T], prepared), whole[:T])
 
 
 def test_threads_do_not_change_a_bit() -> None:

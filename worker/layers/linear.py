@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from decodefleet.kernels import ops
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """How all linear layers of a model are computed: see `ops.prepare_linear`."""
+
+    invariant: bool = True
+    quantization: ops.Quantization = "none"
 
 
 class Linear:
@@ -15,13 +25,14 @@ class Linear:
         self,
         weights: list[Tensor],
         biases: list[Tensor],
-        *,
-        invariant: bool,
+        options: LinearOptions,
         out_dtype: torch.dtype | None = None,
     ) -> None:
         weight_NK = torch.cat(weights) if len(weights) > 1 else weights[0]
         bias_N = torch.cat(biases) if biases else None
-        self._prepared = ops.prepare_linear(weight_NK, bias_N, invariant=invariant)
+        self._prepared = ops.prepare_linear(
+            weight_NK, bias_N, invariant=options.invariant, quantization=options.quantization
+        )
         self._out_dtype = out_dtype
 
     def __call__(self, x_TK: Tensor) -> Tensor:

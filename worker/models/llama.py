@@ -13,13 +13,13 @@ from decodefleet.kernels import ops
 from decodefleet.kernels.ops import AttentionMetadata
 
 from ..assets.checkpoint import ModelInfo
-from ..layers.linear import Linear
+from ..layers.linear import Linear, LinearOptions
 from ..layers.rotary import rope_table
 from .weights import Weights
 
 
 class LlamaAttention:
-    def __init__(self, info: ModelInfo, layer: int, weights: Weights, *, invariant: bool) -> None:
+    def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
         self.layer = layer
         self.heads, self.kv_heads, self.head_dim = info.heads, info.kv_heads, info.head_dim
         prefix = f"model.layers.{layer}.self_attn"
@@ -34,11 +34,11 @@ class LlamaAttention:
             for name, width in widths.items()
             if weights.has(f"{prefix}.{name}_proj.bias")
         ]
-        self.qkv = Linear(projections, biases, invariant=invariant)
+        self.qkv = Linear(projections, biases, linear)
         out = weights.take(f"{prefix}.o_proj.weight", info.hidden_size, widths["q"])
         out_bias = f"{prefix}.o_proj.bias"
         out_biases = [weights.take(out_bias, info.hidden_size)] if weights.has(out_bias) else []
-        self.out = Linear([out], out_biases, invariant=invariant)
+        self.out = Linear([out], out_biases, linear)
 
     def __call__(self, x_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
         T = x_TD.shape[0]
@@ -49,26 +49,26 @@ class LlamaAttention:
 
 
 class LlamaMlp:
-    def __init__(self, info: ModelInfo, layer: int, weights: Weights, *, invariant: bool) -> None:
+    def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
         prefix = f"model.layers.{layer}.mlp"
         inner, hidden = info.intermediate_size, info.hidden_size
         gate_up = [weights.take(f"{prefix}.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        self.gate_up = Linear(gate_up, [], invariant=invariant)
+        self.gate_up = Linear(gate_up, [], linear)
         down = weights.take(f"{prefix}.down_proj.weight", hidden, inner)
-        self.down = Linear([down], [], invariant=invariant)
+        self.down = Linear([down], [], linear)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         return self.down(ops.silu_mul(self.gate_up(x_TD)))
 
 
 class LlamaLayer:
-    def __init__(self, info: ModelInfo, layer: int, weights: Weights, *, invariant: bool) -> None:
+    def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
         prefix = f"model.layers.{layer}"
         self.eps = info.rms_norm_eps
         self.input_norm = weights.take(f"{prefix}.input_layernorm.weight", info.hidden_size)
-        self.attention = LlamaAttention(info, layer, weights, invariant=invariant)
+        self.attention = LlamaAttention(info, layer, weights, linear)
         self.post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", info.hidden_size)
-        self.mlp = LlamaMlp(info, layer, weights, invariant=invariant)
+        self.mlp = LlamaMlp(info, layer, weights, linear)
 
     def __call__(
         self, x_TD: Tensor, residual_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata
@@ -87,13 +87,13 @@ class LlamaModel:
     ) -> None:
         self.eps = info.rms_norm_eps
         self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
-        self.layers = [LlamaLayer(info, i, weights, invariant=invariant) for i in range(info.layers)]
+        self.layers = [LlamaLayer(info, i, weights, linear) for i in range(info.layers)]
         self.norm = weights.take("model.norm.weight", info.hidden_size)
         tied = info.tie_word_embeddings or not weights.has("lm_head.weight")
         head_VD = (
             self.embedding_VD if tied else weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
         )
-        self.head = Linear([head_VD], [], invariant=invariant, out_dtype=torch.float32)
+        self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
         self.rope_PR = rope_table(info, max_positions, device)
 
     def forward(self, tokens_T: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:

@@ -19,6 +19,7 @@ from ..assets.errors import ModelError
 from ..batcher import Chunk, StepPlan
 from ..config import EngineConfig, RunnerConfig
 from ..engine_api import Progress
+from ..layers.linear import LinearOptions
 from ..models.registry import model_class
 from ..models.weights import CheckpointWeights, DummyWeights
 from ..protocol import TokenLogprobs
@@ -59,7 +60,8 @@ class ModelRunner:
                 self.device,
                 lambda read, total: progress("loading weights", read / max(total, 1)),
             )
-        self.model = build(info, weights, max_len, self.device, invariant=self.invariant)
+        linear = LinearOptions(self.invariant, config.model.quantization)
+        self.model = build(info, weights, max_len, self.device, linear)
         self._slab_shape = (info.layers, 2, info.kv_heads, self.block_size, info.head_dim)
         self.kv = torch.empty(0)
 
