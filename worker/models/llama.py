@@ -83,7 +83,12 @@ class LlamaModel:
     """Token ids in, logits out."""
 
     def __init__(
-        self, info: ModelInfo, weights: Weights, max_positions: int, device: torch.device, *, invariant: bool
+        self,
+        info: ModelInfo,
+        weights: Weights,
+        max_positions: int,
+        device: torch.device,
+        linear: LinearOptions,
     ) -> None:
         self.eps = info.rms_norm_eps
         self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
