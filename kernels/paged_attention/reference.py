@@ -1,26 +1,45 @@
 """Causal attention over a paged KV cache: a plain fp32 reference, and a batched form in fixed tiles.
 
-Formula: o = softmax(q·Kᵀ·scale)·V per head, keys at positions ≤ the query's; grouped queries (GQA, MQA)
-share a KV head: query head h reads KV head h // (heads / kv_heads).
-Shapes: q_THD [tokens, heads, head_dim], kv [blocks, layers, 2, kv_heads, block_size, head_dim].
+Formula: o = softmax(cap(q·Kᵀ·scale))·V per head over the keys that `visible` names; query head h reads KV
+head h // (heads / kv_heads) (GQA, MQA). Sink keys are scored by a query of their own where there is one (their
+distance then stays in range, Xiao et al. 2024); learned sink logits join the denominator (gpt-oss).
+Shapes: q_THD, q_sink_THD [tokens, heads, head_dim], kv [blocks, layers, 2, kv_heads, block_size, head_dim],
+kv_scales fp32 [blocks, layers, 2, kv_heads, block_size] for quantised caches.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from .metadata import AttentionMetadata
+from .metadata import PLAIN, AttentionMetadata, AttentionOptions
 
 QUERY_TILE = 8
 KEY_SPLIT = 256
 TILES_AT_ONCE = 64
 
 
+def visible(keys_S: Tensor, positions: Tensor, options: AttentionOptions) -> Tensor:
+    """Which keys a token sees: [*positions.shape, S]."""
+    positions = positions[..., None]
+    seen = keys_S <= positions
+    if options.window is not None:
+        seen = seen & ((keys_S > positions - options.window) | (keys_S < options.sinks))
+    return seen
+
+
 def paged_attention_reference(
-    q_THD: Tensor, kv: Tensor, layer: int, meta: AttentionMetadata, scale: float
+    q_THD: Tensor,
+    kv: Tensor,
+    layer: int,
+    meta: AttentionMetadata,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
+    q_sink_THD: Tensor | None = None,
 ) -> Tensor:
     """One sequence after the other, everything in fp32."""
     heads, kv_heads = q_THD.shape[1], kv.shape[3]
@@ -28,29 +47,68 @@ def paged_attention_reference(
     for b in range(meta.context_B.numel()):
         start, end = int(meta.query_start_B1[b]), int(meta.query_start_B1[b + 1])
         context = int(meta.context_B[b])
-        slab = kv[meta.block_table_BM[b].long(), layer].float()
+        slab = _numbers(kv, kv_scales, layer, meta.block_table_BM[b])
         k_HSD, v_HSD = (slab[:, i].transpose(0, 1).flatten(1, 2)[:, :context] for i in (0, 1))
         k_HSD, v_HSD = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k_HSD, v_HSD))
-        scores = q_THD[start:end].float().transpose(0, 1) @ k_HSD.transpose(1, 2) * scale
-        unseen = torch.arange(context, device=kv.device) > meta.positions_T[start:end, None]
-        weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
+        scores = q_THD[start:end].float().transpose(0, 1) @ k_HSD.transpose(1, 2)
+        if q_sink_THD is not None:
+            sink_keys = k_HSD[:, : options.sinks].transpose(1, 2)
+            scores[..., : options.sinks] = q_sink_THD[start:end].float().transpose(0, 1) @ sink_keys
+        scores = _cap(scores * scale, options.soft_cap)
+        seen = visible(torch.arange(context, device=kv.device), meta.positions_T[start:end], options)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if options.sink_logits_H is not None:
+            learned = options.sink_logits_H.float()[:, None, None].expand(*scores.shape[:2], 1)
+            weights = torch.cat((scores, learned), dim=-1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
         out_THD[start:end] = (weights @ v_HSD).transpose(0, 1).to(q_THD.dtype)
     return out_THD
 
 
+def _cap(scores: Tensor, soft_cap: float | None) -> Tensor:
+    return scores if soft_cap is None else torch.tanh(scores / soft_cap) * soft_cap
+
+
+def _numbers(kv: Tensor, kv_scales: Tensor | None, layer: int, blocks: Tensor) -> Tensor:
+    """fp32 [*blocks.shape, 2, kv_heads, block_size, head_dim]."""
+    values = kv[blocks.long(), layer].float()
+    return values if kv_scales is None else values * kv_scales[blocks.long(), layer, ..., None]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    q_THD: Tensor
+    kv: Tensor
+    layer: int
+    meta: AttentionMetadata
+    scale: float
+    options: AttentionOptions
+    kv_scales: Tensor | None
+    q_sink_THD: Tensor | None
+
+
 def paged_attention_tiles(
-    q_THD: Tensor, kv: Tensor, layer: int, meta: AttentionMetadata, scale: float
+    q_THD: Tensor,
+    kv: Tensor,
+    layer: int,
+    meta: AttentionMetadata,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
+    q_sink_THD: Tensor | None = None,
 ) -> Tensor:
     """Tiles of QUERY_TILE tokens against splits of KEY_SPLIT keys, merged in order of position.
 
     Every matrix product has one shape, whatever the batch: a token's output depends on its own query and
     cache only (flash-decoding's split and log-sum-exp merge, with a fixed split size).
     """
+    inputs = _Inputs(q_THD, kv, layer, meta, scale, options, kv_scales, q_sink_THD)
     rows, seq, last = _tiles(meta)
     out_THD = torch.empty_like(q_THD)
     # tiles of like length together, so that few are carried along through empty splits
     for index in torch.split(last.argsort(), TILES_AT_ONCE):
-        _attend(q_THD, kv, layer, meta, scale, rows[index], seq[index], out_THD)
+        _attend(inputs, rows[index], seq[index], out_THD)
     return out_THD
 
 
@@ -68,51 +126,57 @@ def _tiles(meta: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
     return rows_NQ, torch.tensor(seq, device=device), meta.positions_T[rows_NQ.amax(1)]
 
 
-def _attend(
-    q_THD: Tensor,
-    kv: Tensor,
-    layer: int,
-    meta: AttentionMetadata,
-    scale: float,
-    rows_NQ: Tensor,
-    seq_N: Tensor,
-    out_THD: Tensor,
-) -> None:
-    kv_heads, block_size = kv.shape[3], kv.shape[4]
-    heads, D = q_THD.shape[1:]
-    group, N = heads // kv_heads, rows_NQ.shape[0]
-    last_N = meta.positions_T[rows_NQ.amax(1)]
-    # [N, kv_heads, group·Q, D]: the queries that share a KV head are rows of one product
-    q = q_THD[rows_NQ].view(N, QUERY_TILE, kv_heads, group, D).permute(0, 2, 3, 1, 4).float() * scale
-    q = q.reshape(N * kv_heads, group * QUERY_TILE, D)
+def _attend(inputs: _Inputs, rows_NQ: Tensor, seq_N: Tensor, out_THD: Tensor) -> None:
+    kv, meta, options = inputs.kv, inputs.meta, inputs.options
+    heads, D = inputs.q_THD.shape[1:]
+    group, N = heads // kv.shape[3], rows_NQ.shape[0]
+    q = _packed_queries(inputs.q_THD, rows_NQ, kv.shape[3], inputs.scale)
     positions_NQ = torch.where(rows_NQ < 0, 0, meta.positions_T[rows_NQ])
-    peak = q.new_full((N, kv_heads, group * QUERY_TILE, 1), float("-inf"))
-    total, acc = torch.zeros_like(peak), q.new_zeros(N, kv_heads, group * QUERY_TILE, D)
-    blocks_per_split = KEY_SPLIT // block_size
-    for split in range(int(last_N.amax()) // KEY_SPLIT + 1):
-        table = meta.block_table_BM[:, split * blocks_per_split : (split + 1) * blocks_per_split]
-        k, v = _gather(kv, layer, table[seq_N], blocks_per_split)
-        scores = torch.bmm(q, k.transpose(1, 2)).view(N, kv_heads, group * QUERY_TILE, KEY_SPLIT)
-        keys = torch.arange(split * KEY_SPLIT, (split + 1) * KEY_SPLIT, device=q.device)
-        unseen = (keys > positions_NQ[..., None]).repeat(1, group, 1).unsqueeze(1)
+    peak = q.new_full((N, kv.shape[3], group * QUERY_TILE, 1), float("-inf"))
+    total, acc = torch.zeros_like(peak), q.new_zeros(*peak.shape[:3], D)
+    if options.sink_logits_H is not None:
+        learned = options.sink_logits_H.float().view(1, -1, group, 1).expand(N, -1, -1, QUERY_TILE)
+        peak, total = learned.reshape(peak.shape), torch.ones_like(peak)
+    last = int(meta.positions_T[rows_NQ.amax(1)].amax())
+    for first in range(0, last + 1, KEY_SPLIT):
+        k, v = _gather(inputs, meta.block_table_BM[seq_N], first)
+        keys = torch.arange(first, first + KEY_SPLIT, device=q.device)
+        scores = torch.bmm(q, k.transpose(1, 2))
+        if inputs.q_sink_THD is not None and first < options.sinks:
+            q_sink = _packed_queries(inputs.q_sink_THD, rows_NQ, kv.shape[3], inputs.scale)
+            scores = torch.where(keys < options.sinks, torch.bmm(q_sink, k.transpose(1, 2)), scores)
+        scores = _cap(scores, options.soft_cap).view(*peak.shape[:3], KEY_SPLIT)
+        unseen = ~visible(keys, positions_NQ, options).repeat(1, group, 1).unsqueeze(1)
         scores.masked_fill_(unseen, float("-inf"))
         new_peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
-        weights = torch.exp(scores - new_peak)
-        fade = torch.exp(peak - new_peak)
+        # a row that has seen nothing yet has no peak to subtract
+        base = new_peak.masked_fill(new_peak == float("-inf"), 0.0)
+        weights = torch.exp(scores - base)
+        fade = torch.exp(peak - base)
         total = total * fade + weights.sum(-1, keepdim=True)
-        product = torch.bmm(weights.view(N * kv_heads, group * QUERY_TILE, KEY_SPLIT), v)
+        product = torch.bmm(weights.view(-1, group * QUERY_TILE, KEY_SPLIT), v)
         acc = acc * fade + product.view_as(acc)
         peak = new_peak
-    out = (acc / total).view(N, kv_heads, group, QUERY_TILE, D).permute(0, 3, 1, 2, 4)
+    out = (acc / total).view(N, -1, group, QUERY_TILE, D).permute(0, 3, 1, 2, 4)
     real = rows_NQ >= 0
     out_THD[rows_NQ[real]] = out[real].reshape(-1, heads, D).to(out_THD.dtype)
 
 
-def _gather(kv: Tensor, layer: int, table_NM: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of one split, fp32 [N·kv_heads, KEY_SPLIT, D]; missing blocks repeat block 0."""
+def _packed_queries(q_THD: Tensor, rows_NQ: Tensor, kv_heads: int, scale: float) -> Tensor:
+    """[N·kv_heads, group·QUERY_TILE, D] fp32: the queries that share a KV head are rows of one product."""
+    N, D = rows_NQ.shape[0], q_THD.shape[2]
+    q = q_THD[rows_NQ].view(N, QUERY_TILE, kv_heads, -1, D).permute(0, 2, 3, 1, 4).float() * scale
+    return q.reshape(N * kv_heads, -1, D)
+
+
+def _gather(inputs: _Inputs, table_NM: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Keys and values from position `first`, fp32 [N·kv_heads, KEY_SPLIT, D]; missing blocks are block 0."""
+    block_size = inputs.kv.shape[4]
+    blocks = KEY_SPLIT // block_size
+    table_NM = table_NM[:, first // block_size : first // block_size + blocks]
     missing = blocks - table_NM.shape[1]
     if missing:
         table_NM = torch.cat((table_NM, table_NM.new_zeros(table_NM.shape[0], missing)), dim=1)
-    slab = kv[table_NM.long(), layer].float()
+    slab = _numbers(inputs.kv, inputs.kv_scales, inputs.layer, table_NM)
     k, v = slab.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2)
     return k, v
