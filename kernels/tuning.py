@@ -1,0 +1,43 @@
+"""Launch parameters by operation, chip and shape class: one table, no searching at run time.
+
+The row in force is the one for the chip itself, else for its family (`sm_9`, `gfx9`), else for any (`*`). To
+extend it: time candidates on the chip with `decodefleet bench kernels --op NAME`, add a row for that chip alone,
+and say in a comment what was measured.
+
+Tile sizes that change the order of a sum are part of a kernel's numerics: one value per operation and chip for
+every number of rows, or a token's value would depend on its batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .launch import Chip
+
+
+@dataclass(frozen=True)
+class Params:
+    """blocks: constexpr tile sizes, by the kernel's names for them."""
+
+    warps: int = 4
+    stages: int = 2
+    blocks: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What `launch` takes: tile sizes, num_warps, num_stages."""
+        return {**self.blocks, "num_warps": self.warps, "num_stages": self.stages}
+
+
+# (operation, shape class) -> chip, family or * -> parameters
+TABLE: dict[tuple[str, str], dict[str, Params]] = {}
+
+
+def params(operation: str, shape: str, chip: Chip) -> Params:
+    """shape: the class that the operation's launcher puts its tensors in."""
+    rows = TABLE[operation, shape]
+    family = "gfx9" if chip.amd else chip.arch[:-1]
+    for name in (chip.arch, family, "*"):
+        if name in rows:
+            return rows[name]
+    raise LookupError(f"no launch parameters for {operation} ({shape}) on {chip.arch}")
