@@ -22,7 +22,8 @@ from .rms_norm import reference as rms_reference
 from .rms_norm.reference import rms_norm
 from .rotary import reference as rotary_reference
 from .rotary.reference import rotary
-from .sampling.reference import apply_penalties, filter_logits, gumbel_noise
+from .sampling import cpu as sampling_cpu
+from .sampling.reference import apply_penalties, filter_logits, gumbel_noise, sample_reference
 from .sampling.seeds import child_seed
 from .silu_mul import reference as silu_reference
 
@@ -43,6 +44,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "rotary_store",
+    "sample",
     "set_cpu_threads",
     "silu_mul",
     "store_kv",
@@ -117,6 +119,27 @@ def paged_attention(q_THD: Tensor, kv: Tensor, layer: int, meta: AttentionMetada
     if kernels is None:
         return paged_attention_tiles(q_THD, kv, layer, meta, scale)
     return attention_cpu.paged_attention_cpu(kernels, q_THD, kv, layer, meta, scale)
+
+
+def sample(
+    logits_RV: Tensor,
+    temperature_R: Tensor,
+    top_k_R: Tensor,
+    top_p_R: Tensor,
+    min_p_R: Tensor,
+    seed_R: Tensor,
+    position_R: Tensor,
+) -> Tensor:
+    """One token per row of logits (fp32 [rows, vocabulary]) → int64 [rows], by each row's own parameters.
+
+    temperature (0 is greedy), top_p, min_p: fp32; top_k (0 is off), seed (64 bits, as signed) and position:
+    int64; all contiguous. The noise is a function of (seed, position, token).
+    """
+    kernels = library() if sampling_cpu.supports(logits_RV) else None
+    rows = (temperature_R, top_k_R, top_p_R, min_p_R, seed_R, position_R)
+    if kernels is None:
+        return sample_reference(logits_RV, *rows)
+    return sampling_cpu.sample_cpu(kernels, logits_RV, *rows)
 
 
 def _native(x: Tensor, width: int) -> ctypes.CDLL | None:

@@ -22,7 +22,13 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("cpu/pool.cpp", "cpu/rows.cpp", "linear/cpu.cpp", "paged_attention/cpu.cpp")
+SOURCES = (
+    "cpu/pool.cpp",
+    "cpu/rows.cpp",
+    "linear/cpu.cpp",
+    "paged_attention/cpu.cpp",
+    "sampling/cpu.cpp",
+)
 HEADERS = ("cpu/simd.h", "cpu/pool.h")
 # one rounding per operation as written: contraction would differ between the variants of a kernel
 FLAGS = (
@@ -40,6 +46,7 @@ _SIGNATURES = {
     "df_paged_attention": [_POINTER] * 6 + [_INT64] * 8 + [_FLOAT],
     "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT],
     "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
+    "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],
     "df_silu_mul": [_POINTER] * 2 + [_INT64] * 2,
 }
 

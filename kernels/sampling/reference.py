@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .seeds import MASK32, MIX_1, MIX_2, WEYL, mix_int
+from .seeds import MASK32, MIX_1, MIX_2, WEYL, noise_key
 
 
 def apply_penalties(
@@ -56,25 +56,43 @@ def _filter_row(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Ten
     return logits_V.masked_fill(logits_V < floor, float("-inf"))
 
 
+def sample_reference(
+    logits_RV: Tensor,
+    temperature_R: Tensor,
+    top_k_R: Tensor,
+    top_p_R: Tensor,
+    min_p_R: Tensor,
+    seed_R: Tensor,
+    position_R: Tensor,
+) -> Tensor:
+    """One token per row, int64; temperature 0 is greedy.
+
+    temperature, top_p, min_p: fp32 [rows]; top_k, seed (64 bits, as signed), position: int64 [rows].
+    """
+    random_N = temperature_R.nonzero().flatten()
+    if random_N.numel():
+        kept_NV = filter_logits(
+            logits_RV[random_N] / temperature_R[random_N].unsqueeze(1),
+            top_k_R[random_N].tolist(),
+            top_p_R[random_N].tolist(),
+            min_p_R[random_N].tolist(),
+        )
+        seeds, positions = seed_R[random_N].tolist(), position_R[random_N].tolist()
+        noise_NV = gumbel_noise(seeds, positions, kept_NV.shape[1], kept_NV.device)
+        logits_RV = logits_RV.index_copy(0, random_N, kept_NV + noise_NV)
+    return logits_RV.argmax(-1)
+
+
 def gumbel_noise(seeds_R: list[int], positions_R: list[int], vocab: int, device: torch.device) -> Tensor:
     """Standard Gumbel noise, fp32 [rows, vocab], from (seed, position, token id) alone."""
     tokens_V = torch.arange(vocab, dtype=torch.int64, device=device)
-    keys = [_key(seed, position) for seed, position in zip(seeds_R, positions_R, strict=True)]
+    keys = [noise_key(seed, position) for seed, position in zip(seeds_R, positions_R, strict=True)]
     keys_R2 = torch.tensor(keys, dtype=torch.int64, device=device)
     bits = _mix((tokens_V * WEYL + keys_R2[:, :1]) & MASK32)
     bits = _mix(bits ^ keys_R2[:, 1:])
     # the argmax is decided by small exponentials: all 32 bits near zero, never exactly 0 or 1
     uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))
-
-
-def _key(seed: int, position: int) -> tuple[int, int]:
-    """Two words for the two rounds of mixing. Tokens step by WEYL from the first, so the second must not be
-    such a step away: the rounds would cancel each other for one token."""
-    low = mix_int(seed + WEYL)
-    both = mix_int(low ^ mix_int((seed >> 32) + 2 * WEYL))
-    first = mix_int(both ^ mix_int(position + 3 * WEYL))
-    return first, mix_int(first ^ MIX_2)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -18,6 +18,15 @@ def child_seed(seed: int, index: int) -> int:
     return mix_int((seed >> 32) ^ low) << 32 | low
 
 
+def noise_key(seed: int, position: int) -> tuple[int, int]:
+    """Two words for the two rounds of mixing. Tokens step by WEYL from the first, so the second must not be
+    such a step away: the rounds would cancel each other for one token."""
+    low = mix_int(seed + WEYL)
+    both = mix_int(low ^ mix_int((seed >> 32) + 2 * WEYL))
+    first = mix_int(both ^ mix_int(position + 3 * WEYL))
+    return first, mix_int(first ^ MIX_2)
+
+
 def mix_int(x: int) -> int:
     """32-bit finaliser: every input bit changes every output bit with probability near one half."""
     x &= MASK32

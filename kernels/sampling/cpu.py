@@ -1,0 +1,30 @@
+"""Binding of `cpu.cpp`: sampling on CPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+
+def supports(logits_RV: Tensor) -> bool:
+    return logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous()
+
+
+def sample_cpu(
+    kernels: ctypes.CDLL,
+    logits_RV: Tensor,
+    temperature_R: Tensor,
+    top_k_R: Tensor,
+    top_p_R: Tensor,
+    min_p_R: Tensor,
+    seed_R: Tensor,
+    position_R: Tensor,
+) -> Tensor:
+    """See `reference.sample_reference`."""
+    R, V = logits_RV.shape
+    tokens_R = torch.empty(R, dtype=torch.int64)
+    rows = (temperature_R, top_k_R, top_p_R, min_p_R, seed_R, position_R, tokens_R)
+    kernels.df_sample(logits_RV.data_ptr(), R, V, *(row.data_ptr() for row in rows))
+    return tokens_R
