@@ -32,7 +32,7 @@ from . import local_ray
 from .config import ConfigError, LoadedConfig, ServeConfig
 from .embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
 from .news import NewsReceiver
-from .processes import port_is_free, run_guarded
+from .processes import end_descendants, port_is_free, run_guarded
 from .startup_view import WorkersView, print_ready
 from .terminal import FileProgress, print_error
 
@@ -61,9 +61,9 @@ def serve(loaded: LoadedConfig, console: Console) -> int:
     # short, and not below TMPDIR: the paths of Ray's sockets are limited to 107 characters
     folder = Path(tempfile.mkdtemp(prefix="decodefleet-", dir="/tmp"))
     code = run_guarded(lambda: Launcher(config, console, folder).run())
-    if code in (0, STOPPED_AT_ONCE):
+    if code == STOPPED_AT_ONCE or not (folder / "ray").exists():
         shutil.rmtree(folder, ignore_errors=True)
-    else:
+    elif code != 0:
         console.print(f"logs are in {folder}", soft_wrap=True, highlight=False)
     return code
 
@@ -84,19 +84,25 @@ class Launcher:
         detach_output(self._console, self._folder / "launcher.log")
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._on_signal)
-        code = 1
+        failure: Exception | None = None
         try:
             self._serve()
         except Interrupted:
-            code = 0
-        except (ConfigError, ModelError, RedisUnavailable, StartupFailed) as error:
-            print_error(self._console, str(error))
+            pass
         except Exception as error:
+            # native code that a signal interrupts may turn Interrupted into an error of its own
+            failure = None if self._stopping else error
             traceback.print_exc()
-            print_error(self._console, f"{type(error).__name__}: {error}")
+        if failure is not None:
+            expected = isinstance(failure, ConfigError | ModelError | RedisUnavailable | StartupFailed)
+            print_error(self._console, ("" if expected else f"{type(failure).__name__}: ") + str(failure))
         self._stopping = True
         self._stop()
-        return code
+        if failure is None:
+            # first what still writes into it
+            end_descendants()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return 0 if failure is None else 1
 
     def _serve(self) -> None:
         config, local = self._config, None
@@ -159,6 +165,8 @@ class Launcher:
 
     def _take_news(self, news: NewsReceiver, view: WorkersView) -> None:
         """Shows what workers say, for a moment. Raises StartupFailed where one fails before all are ready."""
+        if self._stopping:
+            raise Interrupted
         for item in news.receive(POLL_S):
             if isinstance(item.news, Failed) and not view.complete:
                 raise StartupFailed(item.news.message)

@@ -40,8 +40,8 @@ def run_guarded(main: Callable[[], int]) -> int:
 
     The caller becomes the guardian: it stays in the terminal's foreground group, passes SIGINT and SIGTERM
     on to the child only (so that one Ctrl-C does not reach every process of the tree at once), and ends
-    whatever the child leaves behind, even where the child was killed. Where the guardian is killed, the child
-    gets SIGTERM and stops as usual. Call it before threads are started.
+    whatever the child leaves behind where the child was killed. Where the guardian is killed, the child gets
+    SIGTERM and stops as usual. Call it before threads are started.
     """
     guardian = os.getpid()
     adopt_orphans()
@@ -107,6 +107,7 @@ def _run_child(main: Callable[[], int], guardian: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
+        adopt_orphans()
         die_with_parent(guardian, signal.SIGTERM)
         code = main()
     except SystemExit as stop:
@@ -114,6 +115,7 @@ def _run_child(main: Callable[[], int], guardian: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        end_descendants()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -79,8 +79,7 @@ def test_a_killed_guardian_ends_the_child(tmp_path: Path) -> None:
     guardian, pids = start(tmp_path)
     guardian.kill()
     guardian.wait()
-    until(lambda: gone(pids[0]))
-    os.kill(pids[1], signal.SIGKILL)
+    until(lambda: all(gone(pid) for pid in pids))
 
 
 def test_what_ignores_term_is_killed() -> None:
