@@ -23,7 +23,7 @@ from typing import Any
 
 from .launch import CHIPS, pretend
 
-OPERATIONS = ("linear",)
+OPERATIONS = ("kv_cache", "linear", "norm_linear", "rms_norm", "rotary", "silu_mul")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Launch parameters by operation, chip and shape class: one table, no searching at run time.
 
 The row in force is the one for the chip itself, else for its family (`sm_9`, `gfx9`), else for any (`*`). To
-extend it: time candidates on the chip with `decodefleet bench kernels --op NAME`, add a row for that chip alone,
-and say in a comment what was measured.
+extend it: time candidates on the chip with `decodefleet bench kernels --op NAME`, add a row for that chip
+alone, and say in a comment what was measured.
 
-Tile sizes that change the order of a sum are part of a kernel's numerics: one value per operation and chip for
-every number of rows, or a token's value would depend on its batch.
+Tile sizes that change the order of a sum are part of a kernel's numerics: one value per operation and chip
+for every number of rows, or a token's value would depend on its batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,54 @@ class Params:
 
 
 # (operation, shape class) -> chip, family or * -> parameters
-TABLE: dict[tuple[str, str], dict[str, Params]] = {}
+TABLE: dict[tuple[str, str], dict[str, Params]] = {
+    # few rows: weights stream; 80 KiB in flight per program, two programs per multiprocessor
+    ("linear", "few"): {
+        "*": Params(4, 4, {"BLOCK_N": 64, "BLOCK_T": 16, "BLOCK_K": 128}),
+        "gfx9": Params(4, 2, {"BLOCK_N": 64, "BLOCK_T": 16, "BLOCK_K": 128}),
+    },
+    ("linear", "some"): {
+        "*": Params(4, 3, {"BLOCK_N": 64, "BLOCK_T": 64, "BLOCK_K": 128}),
+        "gfx9": Params(4, 2, {"BLOCK_N": 64, "BLOCK_T": 64, "BLOCK_K": 64}),
+    },
+    ("linear", "many"): {
+        "*": Params(8, 3, {"BLOCK_N": 128, "BLOCK_T": 128, "BLOCK_K": 64}),
+        "gfx9": Params(8, 2, {"BLOCK_N": 128, "BLOCK_T": 128, "BLOCK_K": 64}),
+    },
+    # two accumulators per tile, so that half the depth keeps two programs on a multiprocessor
+    ("linear_gated", "few"): {
+        "*": Params(4, 4, {"BLOCK_N": 64, "BLOCK_T": 16, "BLOCK_K": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_N": 64, "BLOCK_T": 16, "BLOCK_K": 64}),
+    },
+    ("linear_gated", "some"): {
+        "*": Params(4, 3, {"BLOCK_N": 64, "BLOCK_T": 64, "BLOCK_K": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_N": 64, "BLOCK_T": 64, "BLOCK_K": 64}),
+    },
+    ("linear_gated", "many"): {
+        "*": Params(8, 3, {"BLOCK_N": 64, "BLOCK_T": 128, "BLOCK_K": 64}),
+        "gfx9": Params(8, 2, {"BLOCK_N": 64, "BLOCK_T": 128, "BLOCK_K": 64}),
+    },
+    # classes: kind, head size rounded up, quantised or not. BLOCK_M of decode is an upper bound
+    ("paged_attention", "decode/64"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "decode/128"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "decode/256"): {"*": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
+    ("paged_attention", "decode/64/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "decode/128/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "decode/256/quantised"): {"*": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
+    ("paged_attention", "prefill/64"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "prefill/128"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "prefill/256"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
+    ("paged_attention", "prefill/64/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "prefill/128/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "prefill/256/quantised"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
+    # K: two accumulators per tile
+    ("paged_attention", "invariant/64"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "invariant/128"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "invariant/256"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
+    ("paged_attention", "invariant/64/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "invariant/128/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
+    ("paged_attention", "invariant/256/quantised"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
+}
 
 
 def params(operation: str, shape: str, chip: Chip) -> Params:
