@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Chip, chip_of, launch
+from ..primitives import activate, dot
 from ..tuning import Params, params
 
 # tiles that are shared between splits are fewer than two per multiprocessor
@@ -48,16 +49,6 @@ def tree_sum(x, ROWS: tl.constexpr, LOG2: tl.constexpr):
 @triton.jit
 def norm_factor(squares, K, eps):
     return tl.rsqrt(squares / K + eps)
-
-
-@triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
-    """silu, or gelu by its tanh form, in fp32."""
-    if ACTIVATION == "silu":
-        return x / (1.0 + tl.exp(-x))
-    # tanh(u) = 1 - 2 / (1 + exp(2u))
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    return x * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * u)))
 
 
 @triton.jit
@@ -105,14 +96,14 @@ def _products(
             w = tl.load(w_ptrs, eviction_policy=policy)
         else:
             w = tl.load(w_ptrs, mask=w_mask, other=0.0, eviction_policy=policy)
-        acc = tl.dot(w.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
+        acc = dot(w.to(x.dtype), tl.trans(x), acc)
         if GATED:
             up_ptrs = w_ptrs + N * K
             if EVEN_N and EVEN_K:
                 w = tl.load(up_ptrs, eviction_policy=policy)
             else:
                 w = tl.load(up_ptrs, mask=w_mask, other=0.0, eviction_policy=policy)
-            acc_up = tl.dot(w.to(x.dtype), tl.trans(x), acc_up, input_precision="ieee")
+            acc_up = dot(w.to(x.dtype), tl.trans(x), acc_up)
     return acc, acc_up, tree_sum(squares, BLOCK_T, LOG2_K) if NORM else tl.zeros((BLOCK_T,), tl.float32)
 
 

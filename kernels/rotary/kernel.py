@@ -1,8 +1,8 @@
 """Rotary embedding with the write to the paged cache, in Triton. Formula and shapes: see `reference.py`.
 
-One launch turns queries and keys, writes keys and values to their slots, quantised where the cache is: int8 or
-e4m3 bits made by integer operations (not every chip has the type) with an fp32 scale per token and head. What is
-stored equals the reference bit for bit where the rotation does; its tolerance is one rounding to x's dtype.
+One launch turns queries and keys and writes keys and values to their slots, quantised where the cache is: int8
+or e4m3 bits made by integer operations (not every chip has the type), an fp32 scale per token and head. What
+is stored equals the reference bit for bit where the rotation does; its tolerance is one rounding.
 """
 
 from __future__ import annotations
@@ -156,21 +156,14 @@ def rotary_store_triton(
     T, all_heads, D = qkv_THD.shape
     kv_heads, block_size = kv.shape[3:5]
     heads, R = all_heads - 2 * kv_heads, cos_sin_PR.shape[1]
-    values = kv[:, layer]
-    scales = None if kv_scales is None else kv_scales[:, layer]
-    quantised = kv_scales is not None
+    values, scales = kv[:, layer], None
+    if kv_scales is not None:
+        values, scales = values.view(torch.int8), kv_scales[:, layer]
     q_sink_THD = None if sink_positions_T is None else qkv_THD.new_empty(T, heads, D)
     launch(
         _rotary_store_kernel,
         (T, triton.cdiv(all_heads, HEADS_AT_ONCE)),
-        *(
-            qkv_THD,
-            cos_sin_PR,
-            positions_T,
-            slots_T,
-            values.view(torch.int8) if quantised else values,
-            scales,
-        ),
+        *(qkv_THD, cos_sin_PR, positions_T, slots_T, values, scales),
         *(sink_positions_T, q_sink_THD, heads, kv_heads, values.stride(0)),
         *(0 if scales is None else scales.stride(0), block_size, LIMITS.get(kv.dtype, 1.0), TINIEST),
         D=D,

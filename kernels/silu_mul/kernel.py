@@ -1,4 +1,4 @@
-"""Gated activation in Triton: act(gate)·up with gate and up side by side in a row. Formulas: see `reference.py`.
+"""Gated activation in Triton: act(gate)·up, side by side in a row. Formulas: see `reference.py`.
 
 [tokens, 2·intermediate] → [tokens, intermediate] in float32, bfloat16 or float16; fp32 inside, rounded once.
 Where the projection runs in Triton too, `norm_linear` has the gate folded in and this kernel is not needed.
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import launch
-from ..linear.kernel import activate
+from ..primitives import activate
 
 BLOCK = 1024
 
