@@ -4,6 +4,9 @@ Each step hands out a token budget: decodes first, then prefill chunks, oldest r
 sequences are admitted while memory and budget last. When memory runs out the newest running sequence is
 preempted (its blocks go back, what is cached of them can be found again) and computed again later.
 
+A plan may be made while the step before it runs. Steps run in order, so blocks that are given back while a
+step in flight still uses them can be given to the next: it runs after.
+
 Progress: memory is only ever taken from sequences newer than the one that needs it, so the oldest running
 sequence is never preempted, and since a single sequence always fits the pool, it always advances.
 Knows nothing of tensors and sockets.
@@ -75,7 +78,7 @@ class Batcher:
         budget = self.config.max_num_batched_tokens
         preempted = self.preemptions
         decoding = [seq for seq in self.running if seq.decoding]
-        filling = [seq for seq in self.running if not seq.decoding]
+        filling = [seq for seq in self.running if seq.remaining and not seq.decoding]
         for seq in (*decoding, *filling):
             # an earlier one may have taken this one's memory
             if budget and seq.state is State.RUNNING:
@@ -111,6 +114,8 @@ class Batcher:
     def _admit(self, budget: int, chunks: list[Chunk]) -> None:
         while budget and self.waiting and self.has_room:
             seq = self.waiting[0]
+            if not seq.remaining:
+                return
             matched = self.kv.match(seq)
             # each running sequence may need a block in its next steps
             if not self.kv.can_admit(seq, matched, reserve=len(self.running)):

@@ -80,6 +80,13 @@ class RunnerConfig(Frozen):
         None,
         description="same tokens bit for bit whatever else is in the batch; if not given on for CPU only",
     )
+    enforce_eager: bool | None = Field(
+        None,
+        description="run decode steps without recorded graphs; if not given graphs are used on CUDA only",
+    )
+    async_scheduling: bool | None = Field(
+        None, description="plan the next step while one runs; if not given done on CUDA only"
+    )
 
 
 class EngineConfig(Frozen):

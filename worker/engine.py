@@ -2,13 +2,17 @@
 
 A step is a sentence: plan, run, sample, commit, emit. The batcher plans, the KV manager gives blocks, the
 runner computes; this module keeps requests, applies what was sampled, and reports. One thread drives it.
+
+Where the device works beside the host, the next step is planned and launched while one runs, and each step's
+tokens are read after that: what depends on their values, above all who stops, is applied one step late.
 Knows nothing of sockets, routers, text or the scheduler.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import dataclass
 from typing import Any
 
 from .admission import admit
@@ -19,9 +23,15 @@ from .kv.block_pool import BlockPool
 from .kv.manager import KvManager
 from .loading import LoadedModel, load
 from .protocol import EventSink, FinishReason, ModelCard, Submit, TokenDelta, WorkerStats
-from .runner.model_runner import StepResult
-from .runner.sampler import Sampled
-from .sequence import Request, Sequence
+from .runner.step import PendingStep, Sampled
+from .sequence import Request, Sequence, State
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    plan: StepPlan
+    step: PendingStep
+    began: float
 
 
 class Engine:
@@ -38,6 +48,8 @@ class Engine:
         self._batcher = Batcher(config.batch, self._kv)
         self._requests: dict[tuple[str, int], Request] = {}
         self._arrivals = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._last_read = 0.0
         self._deltas: list[TokenDelta] = []
         self._finished: Counter[str] = Counter()
         self._steps = self._prompt_tokens = self._generated_tokens = 0
@@ -75,16 +87,16 @@ class Engine:
         self._note_stats()
 
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._in_flight)
 
     def step(self) -> list[TokenDelta]:
         self._expire()
         plan = self._batcher.plan()
         if plan.chunks:
-            began = time.perf_counter()
-            result = self._runner.execute(plan)
-            self._commit(plan, result)
-            self._learn(plan, time.perf_counter() - began)
+            self._launch(plan)
+        # with nothing to launch, what is in flight is all that can bring news
+        if self._in_flight and (len(self._in_flight) >= self._runner.depth or not plan.chunks):
+            self._commit(self._in_flight.popleft())
         self._note_stats()
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -106,29 +118,43 @@ class Engine:
     def close(self) -> None:
         for request_id, attempt in [*self._requests]:
             self.abort(request_id, attempt)
+        self._in_flight.clear()
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Apply a step: computed tokens, full blocks, prompt scores, then what was sampled."""
+    def _launch(self, plan: StepPlan) -> None:
+        """Start a step; its tokens count as computed, and what it samples as pending, from here on."""
+        began = time.perf_counter()
+        self._in_flight.append(_InFlight(plan, self._runner.submit(plan), began))
         for chunk in plan.chunks:
             seq = chunk.seq
-            # a prompt that is computed again is scored again
-            if chunk.start == 0:
-                seq.prompt_logprobs.clear()
             self._prompt_tokens += max(min(chunk.start + chunk.count, seq.prompt_len) - chunk.start, 0)
             seq.computed += chunk.count
             self._kv.commit(seq)
+            if chunk.samples:
+                if seq.request.unborn:
+                    self._fork(seq)
+                seq.pending += 1
+
+    def _commit(self, done: _InFlight) -> None:
+        """Apply a step once it has run: prompt scores, then what was sampled."""
+        result = done.step.result()
+        for chunk in done.plan.chunks:
+            # a prompt that is computed again is scored again
+            if chunk.start == 0:
+                chunk.seq.prompt_logprobs.clear()
         for seq, scores in result.scored:
             seq.prompt_logprobs += scores
-        for chunk in plan.chunks:
-            if chunk.samples and chunk.seq.request.unborn:
-                self._fork(chunk.seq)
         for seq, sampled in result.sampled:
-            self._append(seq, sampled)
+            seq.pending -= 1
+            # the extra token of a sequence that ended while it was computed is nobody's
+            if seq.state is not State.FINISHED:
+                self._append(seq, sampled)
+        self._learn(done)
 
     def _fork(self, head: Sequence) -> None:
-        """The prompt is computed: its siblings begin, sharing all of its blocks."""
+        """The prompt's last step is launched, first tokens for all with it: siblings share all blocks."""
         siblings, head.request.unborn = head.request.unborn, []
         for seq in siblings:
+            seq.pending += 1
             if self._batcher.has_room:
                 self._kv.fork(head, seq)
                 self._batcher.start_forked(seq)
@@ -143,8 +169,9 @@ class Engine:
             self._finish(seq, "length")
             return
         seq.tokens.append(token)
+        self._kv.commit(seq)
         self._generated_tokens += 1
-        reason = request.finish_reason(token, seq.output_tokens)
+        reason = request.finish_reason(token, len(seq.tokens) - seq.prompt_len)
         logprobs = None if sampled.logprobs is None else (sampled.logprobs,)
         self._emit(
             seq,
@@ -190,7 +217,10 @@ class Engine:
                 self._emit(late, (), finish_reason="error", error="deadline: the request waited too long")
                 self._finish(late, "error")
 
-    def _learn(self, plan: StepPlan, seconds: float) -> None:
+    def _learn(self, done: _InFlight) -> None:
+        """A step has the device to itself from its launch or from the end of the one before it."""
+        now, plan = time.perf_counter(), done.plan
+        seconds, self._last_read = now - max(done.began, self._last_read), now
         self._steps += 1
         decodes = sum(chunk.count == 1 for chunk in plan.chunks)
         kv_tokens = sum(chunk.start + chunk.count for chunk in plan.chunks)

@@ -14,19 +14,21 @@ import torch
 
 from .assets.checkpoint import ModelInfo, fingerprint, read_config, weight_bytes
 from .assets.errors import ModelError
-from .batcher import Chunk, StepPlan
+from .batcher import StepPlan
 from .config import EngineConfig
 from .engine_api import Progress
 from .kv.hashing import hash_root
 from .protocol import ModelCard, StepTime
-from .runner.model_runner import ModelRunner, choose_device, choose_dtype
-from .sampling_params import SamplingParams
-from .sequence import Request, Sequence
+from .runner.device import choose_device, choose_dtype
+from .runner.model_runner import ModelRunner
+from .runner.rehearsal import rehearsal
 from .step_time import StepTimeModel
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+# set aside for each recorded decode graph: its nodes, and its share of the pool that all of them use
+GRAPH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,13 @@ def load(config: EngineConfig, progress: Progress) -> LoadedModel:
     max_len = _model_len(config, info)
     _check_host_memory(config, info)
     runner = ModelRunner(config, info, max_len, progress)
-    blocks = _pool_blocks(config, runner)
+    blocks = _pool_blocks(config, runner, max_len)
     max_len = _fit_length(config, max_len, blocks)
     progress("allocating the KV cache", 0.0)
     runner.allocate_kv(blocks)
+    runner.record_graphs(progress)
     progress("warming up", 0.0)
-    step_time = _warm_up(config, runner, blocks)
+    step_time = _warm_up(config, runner, max_len)
     progress("warming up", 1.0)
     return LoadedModel(runner, _card(config, info, runner, max_len), blocks, step_time)
 
@@ -98,13 +101,13 @@ def _check_host_memory(config: EngineConfig, info: ModelInfo) -> None:
         )
 
 
-def _pool_blocks(config: EngineConfig, runner: ModelRunner) -> int:
+def _pool_blocks(config: EngineConfig, runner: ModelRunner, max_len: int) -> int:
     if config.cache.num_gpu_blocks_override is not None:
         return config.cache.num_gpu_blocks_override
     if runner.device.type == "cpu":
         budget, option = int(config.cache.cpu_kv_cache_gib * GIB), "--cpu-kv-cache-gib"
     else:
-        budget, option = _gpu_budget(config, runner), "--gpu-memory-utilization"
+        budget, option = _gpu_budget(config, runner, max_len), "--gpu-memory-utilization"
     blocks = budget // runner.block_bytes
     if blocks < 1:
         raise ModelError(
@@ -114,16 +117,21 @@ def _pool_blocks(config: EngineConfig, runner: ModelRunner) -> int:
     return blocks
 
 
-def _gpu_budget(config: EngineConfig, runner: ModelRunner) -> int:
-    """What utilisation leaves beside weights and the activations of a full step, measured by running one."""
-    runner.allocate_kv(blocks=1 + config.batch.max_num_batched_tokens // runner.block_size)
+def _gpu_budget(config: EngineConfig, runner: ModelRunner, max_len: int) -> int:
+    """What utilisation leaves beside weights, graphs, and the activations of a full step, measured by running
+    one."""
+    sequences = min(config.batch.max_num_seqs, config.batch.max_num_batched_tokens)
+    tokens = min(config.batch.max_num_batched_tokens, sequences * max_len)
+    plan = rehearsal(tokens, sequences, runner.block_size)
+    runner.allocate_kv(sum(len(chunk.seq.blocks) for chunk in plan.chunks))
     torch.cuda.reset_peak_memory_stats()
-    _run(runner, config.batch.max_num_batched_tokens)
+    _run(runner, plan)
     peak = torch.cuda.max_memory_allocated() - runner.kv.numel() * runner.kv.itemsize
     runner.allocate_kv(blocks=0)
     free, total = torch.cuda.mem_get_info()
     foreign = total - free - torch.cuda.memory_reserved()
-    return int(total * config.cache.gpu_memory_utilization) - peak - foreign
+    graphs = len(runner.buckets or ()) * GRAPH_BYTES
+    return int(total * config.cache.gpu_memory_utilization) - peak - foreign - graphs - runner.block_bytes
 
 
 def _fit_length(config: EngineConfig, max_len: int, blocks: int) -> int:
@@ -142,11 +150,11 @@ def _fit_length(config: EngineConfig, max_len: int, blocks: int) -> int:
     return capacity
 
 
-def _warm_up(config: EngineConfig, runner: ModelRunner, blocks: int) -> StepTimeModel:
+def _warm_up(config: EngineConfig, runner: ModelRunner, max_len: int) -> StepTimeModel:
     """A prefill and a decode, twice: the first pays for allocation and lazy set-up, the second is timed."""
-    tokens = min(64, config.batch.max_num_batched_tokens, blocks * runner.block_size)
+    tokens = min(64, config.batch.max_num_batched_tokens, max_len)
     for _ in range(2):
-        prefill, decode = _run(runner, tokens), _run(runner, 1)
+        prefill, decode = (_run(runner, rehearsal(count, 1, runner.block_size)) for count in (tokens, 1))
     per_token = max(prefill - decode, 0.1 * prefill) / tokens
     prior = StepTime(
         base=decode, prefill_token=per_token, kv_token=decode * 1e-5, sequence=min(per_token, decode)
@@ -154,20 +162,8 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, blocks: int) -> StepTime
     return StepTimeModel(prior)
 
 
-def _run(runner: ModelRunner, tokens: int) -> float:
-    """Seconds of a step that prefills so many tokens into the first blocks."""
-    request = Request(
-        request_id="warm-up",
-        attempt=0,
-        params=SamplingParams(temperature=0.0),
-        prompt=[0] * tokens,
-        root_hash=b"",
-        max_tokens=1,
-        end_tokens=frozenset(),
-        order=(0, 0),
-    )
-    blocks = list(range(-(-tokens // runner.block_size)))
-    seq = Sequence(request=request, index=0, seed=0, tokens=[0] * tokens, hashes=[], blocks=blocks)
+def _run(runner: ModelRunner, plan: StepPlan) -> float:
+    """Seconds that a step takes."""
     began = time.perf_counter()
-    runner.execute(StepPlan((Chunk(seq, 0, tokens, samples=True),), ()))
+    runner.submit(plan).result()
     return time.perf_counter() - began

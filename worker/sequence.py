@@ -1,6 +1,6 @@
 """A request and its sequences: tokens, how far they are computed, and the blocks that hold their KV.
 
-There is no prefill or decode phase, only `computed` trailing `len(tokens)`. A request owns 1 to n sequences;
+There is no prefill or decode phase, only `computed` trailing `length`. A request owns 1 to n sequences;
 with n > 1 the first computes the prompt for all, and its siblings are forked from it when that is done.
 """
 
@@ -69,6 +69,8 @@ class Request:
 class Sequence:
     """Mutable: the batcher moves it between states, the KV manager owns `blocks` and `hashes`.
 
+    pending: tokens that a step in flight samples; they follow `tokens`, and only the device knows them yet.
+    computed: tokens whose keys and values are there once the steps in flight have run.
     hashes: chained hashes of the leading full blocks, as far as known (given for the prompt, extended here).
     committed: leading blocks that are computed, hashed and findable.
     cached_tokens: prompt tokens that the prefix cache supplied at first admission; None before.
@@ -82,6 +84,7 @@ class Sequence:
     hashes: list[bytes]
     state: State = State.WAITING
     computed: int = 0
+    pending: int = 0
     blocks: list[int] = field(default_factory=list)
     committed: int = 0
     cached_tokens: int | None = None
@@ -97,13 +100,21 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def length(self) -> int:
+        """Tokens, those in flight included."""
+        return len(self.tokens) + self.pending
+
+    @property
     def output_tokens(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        """Of `length`, those that are not the prompt's."""
+        return self.length - self.prompt_len
 
     @property
     def remaining(self) -> int:
-        """Known tokens whose keys and values are not computed yet."""
-        return len(self.tokens) - self.computed
+        """Tokens whose keys and values are not computed yet; 0 where the last token allowed is in flight."""
+        if self.pending and self.output_tokens >= self.request.max_tokens:
+            return 0
+        return self.length - self.computed
 
     @property
     def decoding(self) -> bool:

@@ -37,7 +37,7 @@ class KvManager:
 
     def can_admit(self, seq: Sequence, matched: list[int], reserve: int) -> bool:
         """Whether all known tokens fit, leaving `reserve` blocks for those already running."""
-        needed = self.blocks_for(len(seq.tokens)) - len(matched)
+        needed = self.blocks_for(seq.length) - len(matched)
         revived = sum(self.pool.is_cached(block) for block in matched)
         return needed + revived + reserve <= self.pool.available
 
@@ -78,8 +78,8 @@ class KvManager:
         return [(source, target) for target, source in copies.items()]
 
     def commit(self, seq: Sequence) -> None:
-        """After a step: blocks that became full get their names."""
-        full = seq.computed // self.block_size
+        """Blocks that are full, with tokens that are known, get their names."""
+        full = min(seq.computed, len(seq.tokens)) // self.block_size
         if full > len(seq.hashes):
             parent = seq.hashes[-1] if seq.hashes else seq.request.root_hash
             start = len(seq.hashes) * self.block_size

@@ -1,69 +1,71 @@
-"""Holds the model and the KV cache on a device, and runs planned steps on them.
+"""Holds the model and the KV cache on a device, and starts planned steps on them.
 
-`execute(plan)` is the whole interface: copies, forward, sampling. Knows sequences only to read their tokens,
-blocks and parameters; never changes them.
+`submit(plan)` is the whole interface: copies, forward, sampling, in the order of submission and without
+waiting for the device. Knows sequences only to read their tokens, blocks and parameters; never changes them.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from decodefleet.kernels import ops
 
 from ..assets.checkpoint import ModelInfo
-from ..assets.errors import ModelError
 from ..batcher import Chunk, StepPlan
-from ..config import EngineConfig, RunnerConfig
+from ..config import EngineConfig
 from ..engine_api import Progress
 from ..layers.linear import LinearOptions
 from ..models.registry import model_class
 from ..models.weights import CheckpointWeights, DummyWeights
-from ..protocol import TokenLogprobs
-from ..sequence import Sequence
-from .batch import ModelInput, build_input
-from .sampler import Sampled, SampleRow, sample, token_logprobs
+from .batch import BatchArrays, ModelInput, as_input, empty_batch, lay_out, leading_decodes, pad_decode
+from .block_tables import BlockTables
+from .buffers import Staging
+from .device import choose_device, choose_dtype, set_threads
+from .graphs import Bucket, Buckets, DecodeGraphs
+from .sampler import SampleFields, Sampler, SampleRow, sample_rows
+from .scoring import score_prompts, scored_tokens
+from .step import PendingStep
 
-# rows of logits held at once where a whole prompt is scored
-SCORED_ROWS = 64
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """sampled: one per sequence that reached its end, siblings to be forked included.
-
-    scored: log-probabilities of the prompt tokens that follow this step's, for those who asked.
-    """
-
-    sampled: list[tuple[Sequence, Sampled]] = field(default_factory=list)
-    scored: list[tuple[Sequence, list[TokenLogprobs]]] = field(default_factory=list)
+# in the staging buffer, beside what the model reads: sampling parameters of a row, and alignment
+BYTES_PER_ROW = 256
+STAGING_SLACK = 1024
 
 
 class ModelRunner:
+    """depth: steps in flight at most; with 2 the next is submitted before the last one's result is read.
+
+    buckets: shapes of decode steps that are recorded as graphs; None where all steps run eagerly.
+    """
+
     def __init__(self, config: EngineConfig, info: ModelInfo, max_len: int, progress: Progress) -> None:
         self.device = choose_device(config.runner.device)
         self.dtype = choose_dtype(config.model.dtype, info)
         self.block_size = config.cache.block_size
-        invariant = config.runner.batch_invariant
-        self.invariant = self.device.type == "cpu" if invariant is None else invariant
-        set_threads(config.runner)
-        build = model_class(info)
-        if config.model.load_format == "dummy":
-            weights: CheckpointWeights | DummyWeights = DummyWeights(self.dtype, self.device)
-        else:
-            weights = CheckpointWeights(
-                config.model.folder,
-                self.dtype,
-                self.device,
-                lambda read, total: progress("loading weights", read / max(total, 1)),
-            )
+        options, on_gpu = config.runner, self.device.type == "cuda"
+        self.invariant = _given(options.batch_invariant, not on_gpu)
+        self.depth = 2 if _given(options.async_scheduling, on_gpu) else 1
+        set_threads(options)
+        weights = _weights(config, self.dtype, self.device, progress)
         linear = LinearOptions(self.invariant, config.model.quantization)
-        self.model = build(info, weights, max_len, self.device, linear)
+        self.model = model_class(info)(info, weights, max_len, self.device, linear)
+        self._info = info
         self._slab_shape = (info.layers, 2, info.kv_heads, self.block_size, info.head_dim)
         self.kv = torch.empty(0)
+        self._scratch_block = 0
+        rows, width = config.batch.max_num_seqs, self._blocks_for(max_len)
+        self._tables = BlockTables(rows, width, self.block_size)
+        staging = _staging_bytes(rows, width, config.batch.max_num_batched_tokens)
+        self._staging = Staging(staging, self.device, depth=self.depth)
+        self._sampler = Sampler(info.vocab_size, self.device)
+        self._previous: PendingStep | None = None
+        eager = _given(options.enforce_eager, not on_gpu)
+        self.buckets = None if eager else Buckets.up_to(rows, max_len)
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -71,74 +73,133 @@ class ModelRunner:
         return torch.Size(self._slab_shape).numel() * self.dtype.itemsize
 
     def allocate_kv(self, blocks: int) -> None:
+        """Room for `blocks` blocks, and one more, where the rows that pad a batch write."""
         # zeros, since masked keys are multiplied by weight 0, which NaN would survive
-        self.kv = torch.zeros((blocks, *self._slab_shape), dtype=self.dtype, device=self.device)
+        self.kv = torch.zeros((blocks + 1, *self._slab_shape), dtype=self.dtype, device=self.device)
+        self._scratch_block = blocks
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def record_graphs(self, progress: Progress) -> None:
+        """Record the decode step in all its buckets, on the KV cache as allocated; nothing where steps run
+        eagerly."""
+        if self.buckets is None:
+            return
+        shape = (self.buckets.rows[-1], self._info.hidden_size)
+        graphs = DecodeGraphs(
+            self.buckets, self._forward, torch.empty(shape, dtype=self.dtype, device=self.device)
+        )
+        for done, bucket in enumerate(self.buckets.descending()):
+            progress("recording decode graphs", done / len(self.buckets))
+            sent = self._staging.send(self._padded(empty_batch(), bucket))
+            graphs.record(bucket, _decode_input(sent, bucket))
+        progress("recording decode graphs", 1.0)
+        self._graphs = graphs
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Start a step. Steps run one after the other; a token that the one before samples may be this one's
+        input, though the host has yet to read it."""
+        rows = sample_rows(plan.chunks)
+        bucket = self._bucket_of(plan.chunks)
+        sent = self._send(plan, rows, bucket)
         if plan.copies:
-            sources, targets = torch.tensor(plan.copies, device=self.device).T
-            ops.copy_blocks(self.kv, sources, targets)
-        inputs = build_input(plan.chunks, self.block_size, self.device)
-        hidden_TD = self.model.forward(inputs.tokens_T, self.kv, inputs.meta)
-        return StepResult(self._sample(plan, inputs, hidden_TD), self._score(plan, hidden_TD))
+            ops.copy_blocks(self.kv, sent.copy_from_C, sent.copy_to_C)
+        if self._previous is not None and sent.fed_F.numel():
+            sent.input.tokens_T[sent.fed_F] = self._previous.tokens_R[sent.feed_F]
+        if self._graphs is None or bucket is None:
+            hidden_TD = self._forward(sent.input)
+        else:
+            hidden_TD = self._graphs.replay(bucket, sent.input, len(plan.chunks))
+        scored = score_prompts(self.model.logits, plan.chunks, hidden_TD, sent.targets_G)
+        # a step in the middle of prompts samples for nobody
+        tokens_R, reported = sent.sampling.logits_R, None
+        if rows:
+            logits_SV = self.model.logits(hidden_TD[sent.sampling.hidden_S])
+            tokens_R, reported = self._sampler.sample(logits_SV, rows, sent.sampling)
+        self._previous = PendingStep([row.seq for row in rows], tokens_R, reported, scored)
+        return self._previous
 
-    def _sample(
-        self, plan: StepPlan, inputs: ModelInput, hidden_TD: Tensor
-    ) -> list[tuple[Sequence, Sampled]]:
-        sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
-        if not sampling:
-            return []
-        logits_RV = self.model.logits(hidden_TD[inputs.sample_rows])
-        rows, source_row = [], []
-        for i, seq in enumerate(sampling):
-            for target in (seq, *seq.request.unborn):
-                rows.append(SampleRow(target, seq, target.request.banned_tokens(target.output_tokens)))
-                source_row.append(i)
-        sampled = sample(logits_RV[source_row] if len(rows) > len(sampling) else logits_RV, rows)
-        return [(row.seq, token) for row, token in zip(rows, sampled, strict=True)]
+    def _bucket_of(self, chunks: tuple[Chunk, ...]) -> Bucket | None:
+        """The recording that runs these chunks; None for a step that has to run eagerly."""
+        if self._graphs is None or any(chunk.count > 1 for chunk in chunks):
+            return None
+        return self._graphs.buckets.smallest(len(chunks), max(chunk.start for chunk in chunks) + 1)
 
-    def _score(self, plan: StepPlan, hidden_TD: Tensor) -> list[tuple[Sequence, list[TokenLogprobs]]]:
-        scored, row = [], 0
-        for chunk in plan.chunks:
-            top = chunk.seq.request.params.prompt_logprobs
-            if top is not None and chunk.start < chunk.seq.prompt_len:
-                scored.append((chunk.seq, self._score_chunk(chunk, hidden_TD[row : row + chunk.count], top)))
-            row += chunk.count
-        return scored
-
-    def _score_chunk(self, chunk: Chunk, hidden_TD: Tensor, top: int) -> list[TokenLogprobs]:
-        """The prompt token behind each of the chunk's, under the logits of its own row."""
-        prompt = chunk.seq.tokens[: chunk.seq.prompt_len]
-        targets = prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
-        scored: list[TokenLogprobs] = []
-        for first in range(0, len(targets), SCORED_ROWS):
-            part = targets[first : first + SCORED_ROWS]
-            logits_RV = self.model.logits(hidden_TD[first : first + len(part)])
-            scored += [token_logprobs(row, token, top) for row, token in zip(logits_RV, part, strict=True)]
-        return scored
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Raises ModelError where CUDA is asked for and there is none."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            "There is no usable CUDA device.", "Install a CUDA build of torch, or pass `--device cpu`."
+    def _send(self, plan: StepPlan, rows: Rows[SampleRow], bucket: Bucket | None) -> _Sent:
+        """Everything the device must know of a step, in one copy."""
+        chunks = plan.chunks
+        known = {} if self._previous is None else self._previous.row_of
+        batch, feed = lay_out(chunks, self._tables, self.block_size, known)
+        if bucket is not None:
+            batch = self._padded(batch, bucket)
+        copies = np.array(plan.copies, dtype=np.int64).reshape(-1, 2)
+        targets = np.array([token for chunk in chunks for token in scored_tokens(chunk)], dtype=np.int64)
+        extras = [*feed, copies[:, 0], copies[:, 1], targets]
+        sent = self._staging.send([*batch, *extras, *self._sampler.lay_out(chunks, rows)])
+        tensors, rest = sent[: len(batch)], sent[len(batch) :]
+        return _Sent(
+            _decode_input(tensors, bucket) if bucket is not None else _eager_input(tensors, batch, chunks),
+            SampleFields(*rest[len(extras) :]),
+            *rest[: len(extras)],
         )
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+
+    def _padded(self, batch: BatchArrays, bucket: Bucket) -> BatchArrays:
+        width = self._blocks_for(bucket.context)
+        return pad_decode(batch, bucket.rows, width, scratch=self._scratch_block, block_size=self.block_size)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _forward(self, inputs: ModelInput) -> Tensor:
+        """Final hidden states [T, D]."""
+        return self.model.forward(inputs.tokens_T, self.kv, inputs.meta)
 
 
-def choose_dtype(wanted: str, info: ModelInfo) -> torch.dtype:
-    name = wanted if wanted != "auto" else info.dtype or "bfloat16"
-    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-    if name not in dtypes:
-        raise ModelError(
-            f"The checkpoint's dtype {name} is not supported.", f"Pass --dtype {', '.join(dtypes)}."
-        )
-    return dtypes[name]
+@dataclass(frozen=True)
+class _Sent:
+    """A step's data on the device. fed_F: rows whose token is row feed_F of the samples of the step before.
+
+    copy_from_C, copy_to_C: blocks. targets_G: prompt tokens to be scored.
+    """
+
+    input: ModelInput
+    sampling: SampleFields[Tensor]
+    fed_F: Tensor
+    feed_F: Tensor
+    copy_from_C: Tensor
+    copy_to_C: Tensor
+    targets_G: Tensor
 
 
-def set_threads(config: RunnerConfig) -> None:
-    ops.set_cpu_threads(config.threads or len(os.sched_getaffinity(0)))
+def _eager_input(tensors: list[Tensor], batch: BatchArrays, chunks: tuple[Chunk, ...]) -> ModelInput:
+    return as_input(
+        tensors,
+        max_query=max(chunk.count for chunk in chunks),
+        max_context=int(batch.context_B.max()),
+        decodes=leading_decodes(chunks),
+    )
+
+
+def _decode_input(tensors: list[Tensor], bucket: Bucket) -> ModelInput:
+    return as_input(tensors, max_query=1, max_context=bucket.context, decodes=bucket.rows)
+
+
+def _given(option: bool | None, default: bool) -> bool:
+    return default if option is None else option
+
+
+def _weights(
+    config: EngineConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> CheckpointWeights | DummyWeights:
+    if config.model.load_format == "dummy":
+        return DummyWeights(dtype, device)
+
+    def on_bytes(read: int, total: int) -> None:
+        progress("loading weights", read / max(total, 1))
+
+    return CheckpointWeights(config.model.folder, dtype, device, on_bytes)
+
+
+def _staging_bytes(rows: int, width: int, tokens: int) -> int:
+    """Of the largest step: ids, positions and slots of its tokens; block table; the rest by the row."""
+    return 24 * max(rows, tokens) + rows * (4 * width + BYTES_PER_ROW) + STAGING_SLACK

@@ -1,4 +1,4 @@
-"""From logits to tokens, as each row's parameters ask.
+"""From logits to tokens, as each row's parameters ask, without waiting for the device.
 
 Log-probabilities are those of the model's own distribution, before bias, penalties, temperature and filters.
 A token depends on its row alone: (logits, parameters, known tokens, seed, position).
@@ -6,22 +6,30 @@ A token depends on its row alone: (logits, parameters, known tokens, seed, posit
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decodefleet.kernels import ops
 
-from ..protocol import TokenLogprobs
+from ..batcher import Chunk
 from ..sampling_params import SamplingParams
 from ..sequence import Sequence
+from .buffers import Array
+from .logprobs import logprobs_of
+from .step import Reported
+from .token_counts import TokenCounts
 
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One token to be sampled for `seq`, at position len(tokens) of `source`'s tokens.
+    """One token to be sampled for `seq`, behind the tokens of `source`.
 
     source differs from seq for siblings whose first token comes from the logits of the prompt they share.
     """
@@ -34,105 +42,153 @@ class SampleRow:
     def params(self) -> SamplingParams:
         return self.seq.request.params
 
-    @property
-    def position(self) -> int:
-        return len(self.source.tokens)
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Sampled:
-    token: int
-    logprobs: TokenLogprobs | None
+class SampleFields(NamedTuple, Generic[T]):
+    """A step's sampling, made in arrays on the host and read as tensors on the device.
+
+    R rows are sampled; N of them at random, P with penalties, Q with log-probabilities reported. S rows of
+    hidden states want logits, and `logits_R` picks each row's among these. X biases, Y bans.
+    """
+
+    hidden_S: T
+    logits_R: T
+    random_N: T
+    temperature_N: T
+    top_k_N: T
+    top_p_N: T
+    min_p_N: T
+    seed_N: T
+    position_N: T
+    penalised_P: T
+    counts_P: T
+    repetition_P: T
+    presence_P: T
+    frequency_P: T
+    bias_row_X: T
+    bias_token_X: T
+    bias_X: T
+    ban_row_Y: T
+    ban_token_Y: T
+    reported_Q: T
 
 
-def sample(logits_RV: Tensor, rows: Rows[SampleRow]) -> list[Sampled]:
-    """logits_RV: fp32 [rows, vocabulary], left as it is."""
-    adjusted_RV = _adjust(logits_RV, rows)
-    tokens = _choose(adjusted_RV, rows)
+class Sampler:
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self._counts = TokenCounts(vocab, device)
+
+    def lay_out(self, chunks: Rows[Chunk], rows: Rows[SampleRow]) -> SampleFields[Array]:
+        """rows: those of `sample_rows(chunks)`."""
+        ends = np.cumsum([chunk.count for chunk in chunks])
+        hidden = [end - 1 for chunk, end in zip(chunks, ends.tolist(), strict=True) if chunk.samples]
+        logits_row = {chunk.seq: i for i, chunk in enumerate(chunk for chunk in chunks if chunk.samples)}
+        random = [i for i, row in enumerate(rows) if not row.params.greedy]
+        penalised = [i for i, row in enumerate(rows) if row.params.has_penalties]
+        chance, penalty = [rows[i] for i in random], [rows[i].params for i in penalised]
+        biases = [
+            (i, token, bias) for i, row in enumerate(rows) for token, bias in row.params.logit_bias.items()
+        ]
+        bans = [(i, token) for i, row in enumerate(rows) for token in row.banned]
+        return SampleFields(
+            hidden_S=_ints(hidden),
+            logits_R=_ints(logits_row[row.source] for row in rows),
+            random_N=_ints(random),
+            temperature_N=_floats(row.params.temperature for row in chance),
+            top_k_N=_ints(row.params.top_k for row in chance),
+            top_p_N=_floats(row.params.top_p for row in chance),
+            min_p_N=_floats(row.params.min_p for row in chance),
+            seed_N=np.array([row.seq.seed & _SEED_MASK for row in chance], dtype=np.uint64).view(np.int64),
+            position_N=_ints(row.source.length for row in chance),
+            penalised_P=_ints(penalised),
+            counts_P=_ints(self._counts.rows([(rows[i].seq, rows[i].source) for i in penalised])),
+            repetition_P=_floats(params.repetition_penalty for params in penalty),
+            presence_P=_floats(params.presence_penalty for params in penalty),
+            frequency_P=_floats(params.frequency_penalty for params in penalty),
+            bias_row_X=_ints(row for row, _, _ in biases),
+            bias_token_X=_ints(token for _, token, _ in biases),
+            bias_X=_floats(bias for _, _, bias in biases),
+            ban_row_Y=_ints(row for row, _ in bans),
+            ban_token_Y=_ints(token for _, token in bans),
+            reported_Q=_ints(i for i, row in enumerate(rows) if row.params.logprobs is not None),
+        )
+
+    def sample(
+        self, logits_SV: Tensor, rows: Rows[SampleRow], tensors: SampleFields[Tensor]
+    ) -> tuple[Tensor, Reported | None]:
+        """Tokens [R]; logits_SV: fp32 [S, vocabulary], left as they are."""
+        shared = len(rows) > logits_SV.shape[0]
+        logits_RV = logits_SV[tensors.logits_R] if shared else logits_SV
+        tokens_R = _choose(self._adjust(logits_RV, tensors), tensors)
+        if tensors.penalised_P.numel():
+            self._counts.add(tensors.counts_P, tokens_R[tensors.penalised_P])
+        return tokens_R, _report(logits_RV, tokens_R, rows, tensors.reported_Q)
+
+    def _adjust(self, logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
+        """Penalties, bias and bans; a copy only where a row asks for any."""
+        if not (t.penalised_P.numel() or t.bias_row_X.numel() or t.ban_row_Y.numel()):
+            return logits_RV
+        logits_RV = logits_RV.clone()
+        if t.penalised_P.numel():
+            logits_RV[t.penalised_P] = ops.apply_penalties(
+                logits_RV[t.penalised_P],
+                self._counts.seen_SV[t.counts_P],
+                self._counts.counts_SV[t.counts_P],
+                t.repetition_P.unsqueeze(1),
+                t.presence_P.unsqueeze(1),
+                t.frequency_P.unsqueeze(1),
+            )
+        logits_RV[t.bias_row_X, t.bias_token_X] += t.bias_X
+        logits_RV[t.ban_row_Y, t.ban_token_Y] = float("-inf")
+        return logits_RV
+
+
+_SEED_MASK = (1 << 64) - 1
+
+
+def sample_rows(chunks: Rows[Chunk]) -> list[SampleRow]:
+    """Who gets a token from these chunks: sequences that reach their end, and siblings that begin there."""
     return [
-        Sampled(token, None if k is None else token_logprobs(logits_V, token, k))
-        for token, logits_V, k in zip(tokens, logits_RV, (row.params.logprobs for row in rows), strict=True)
+        SampleRow(seq, chunk.seq, seq.request.banned_tokens(seq.output_tokens))
+        for chunk in chunks
+        if chunk.samples
+        for seq in (chunk.seq, *chunk.seq.request.unborn)
     ]
 
 
-def token_logprobs(logits_V: Tensor, token: int, top: int) -> TokenLogprobs:
-    """Log-probability and rank of one token under one row of logits, and the `top` best."""
-    logprobs_V = logits_V.log_softmax(-1)
-    own = logprobs_V[token]
-    best = logprobs_V.topk(top)
-    return TokenLogprobs(
-        token=token,
-        logprob=float(own),
-        rank=int((logprobs_V > own).sum()) + 1,
-        top_tokens=tuple(best.indices.tolist()),
-        top_logprobs=tuple(best.values.tolist()),
-    )
+def _choose(logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
+    N = t.random_N.numel()
+    if logits_RV.shape[0] == N:
+        logits_RV = _perturb(logits_RV, t)
+    elif N:
+        logits_RV = logits_RV.index_copy(0, t.random_N, _perturb(logits_RV[t.random_N], t))
+    return logits_RV.argmax(-1)
 
 
-def _adjust(logits_RV: Tensor, rows: Rows[SampleRow]) -> Tensor:
-    """Bias, bans and penalties; a copy only where a row asks for any."""
-    touched = [i for i, row in enumerate(rows) if row.params.logit_bias or row.banned]
-    penalised = [i for i, row in enumerate(rows) if row.params.has_penalties]
-    if not touched and not penalised:
-        return logits_RV
-    logits_RV = logits_RV.clone()
-    if penalised:
-        logits_RV[penalised] = _penalise(logits_RV[penalised], [rows[i] for i in penalised])
-    for i in touched:
-        for token, bias in rows[i].params.logit_bias.items():
-            logits_RV[i, token] += bias
-        logits_RV[i, list(rows[i].banned)] = float("-inf")
-    return logits_RV
-
-
-def _penalise(logits_RV: Tensor, rows: Rows[SampleRow]) -> Tensor:
-    V, device = logits_RV.shape[1], logits_RV.device
-    known = [torch.tensor(row.source.tokens, device=device) for row in rows]
-    seen_RV = torch.stack([tokens.bincount(minlength=V) > 0 for tokens in known])
-    counts_RV = torch.stack(
-        [
-            tokens[row.source.prompt_len :].bincount(minlength=V)
-            for tokens, row in zip(known, rows, strict=True)
-        ]
-    )
-    params = [row.params for row in rows]
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=device).unsqueeze(1)
-
-    return ops.apply_penalties(
-        logits_RV,
-        seen_RV,
-        counts_RV,
-        column([p.repetition_penalty for p in params]),
-        column([p.presence_penalty for p in params]),
-        column([p.frequency_penalty for p in params]),
-    )
-
-
-def _choose(logits_RV: Tensor, rows: Rows[SampleRow]) -> list[int]:
-    random = [i for i, row in enumerate(rows) if not row.params.greedy]
-    if random:
-        noisy_RV = _perturb(logits_RV[random], [rows[i] for i in random])
-        if len(random) < len(rows):
-            logits_RV = logits_RV.clone()
-            logits_RV[random] = noisy_RV
-        else:
-            logits_RV = noisy_RV
-    tokens: list[int] = logits_RV.argmax(-1).tolist()
-    return tokens
-
-
-def _perturb(logits_RV: Tensor, rows: Rows[SampleRow]) -> Tensor:
+def _perturb(logits_NV: Tensor, t: SampleFields[Tensor]) -> Tensor:
     """Tempered, filtered, and with the Gumbel noise of (seed, position, token)."""
-    params = [row.params for row in rows]
-    temperature = torch.tensor([p.temperature for p in params], device=logits_RV.device).unsqueeze(1)
-    logits_RV = ops.filter_logits(
-        logits_RV / temperature,
-        [p.top_k for p in params],
-        [p.top_p for p in params],
-        [p.min_p for p in params],
+    logits_NV = ops.filter_logits(
+        logits_NV / t.temperature_N.unsqueeze(1), t.top_k_N.tolist(), t.top_p_N.tolist(), t.min_p_N.tolist()
     )
-    seeds = [row.seq.seed for row in rows]
-    positions = [row.position for row in rows]
-    return logits_RV + ops.gumbel_noise(seeds, positions, logits_RV.shape[1], logits_RV.device)
+    seeds, positions = t.seed_N.tolist(), t.position_N.tolist()
+    return logits_NV + ops.gumbel_noise(seeds, positions, logits_NV.shape[1], logits_NV.device)
+
+
+def _report(
+    logits_RV: Tensor, tokens_R: Tensor, rows: Rows[SampleRow], reported_Q: Tensor
+) -> Reported | None:
+    if not reported_Q.numel():
+        return None
+    wanted = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    tops = list(wanted.values())
+    tensors = logprobs_of(logits_RV[reported_Q], tokens_R[reported_Q], max(tops))
+    return Reported(list(wanted), tops, tensors)
+
+
+def _ints(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _floats(values: Iterable[float]) -> NDArray[np.float32]:
+    return np.array(list(values), dtype=np.float32)

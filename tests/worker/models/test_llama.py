@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from decodefleet.worker.assets.checkpoint import read_config
 from decodefleet.worker.batcher import Chunk
 from decodefleet.worker.config import EngineConfig, ModelConfig, RunnerConfig
-from decodefleet.worker.runner.batch import build_input
+from decodefleet.worker.runner.batch import as_input, lay_out
+from decodefleet.worker.runner.block_tables import BlockTables
 from decodefleet.worker.runner.model_runner import ModelRunner
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.sequence import Request, Sequence
@@ -42,9 +43,11 @@ def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tenso
     """Logits at every position, computed in chunks that end at `cuts`."""
     request = Request("r", 0, SamplingParams(), tokens, b"", 1, frozenset(), (0, 0))
     seq = Sequence(request, 0, 0, tokens, [], blocks=[5, 3, 9, 1, 12, 7, 0, 11])
-    rows = []
+    tables, rows = BlockTables(1, 32, 16), []
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        inputs = build_input((Chunk(seq, start, end - start, samples=True),), 16, runner.device)
+        batch, _ = lay_out((Chunk(seq, start, end - start, samples=True),), tables, 16, {})
+        tensors = [torch.from_numpy(array) for array in batch]
+        inputs = as_input(tensors, max_query=end - start, max_context=end, decodes=0)
         rows.append(runner.model.logits(runner.model.forward(inputs.tokens_T, runner.kv, inputs.meta)))
     return torch.cat(rows)
 
