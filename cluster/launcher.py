@@ -82,8 +82,7 @@ class Launcher:
 
     def run(self) -> int:
         detach_output(self._console, self._folder / "launcher.log")
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._on_signal)
+        self._take_signals()
         failure: Exception | None = None
         try:
             self._serve()
@@ -150,6 +149,8 @@ class Launcher:
             # each worker claims one CPU, and a machine may have fewer cores than it is told to run workers
             cpus = max(config.workers, len(os.sched_getaffinity(0)))
             local_ray.start(self._folder, cpus, config.host, config.port)
+        # ray has put a handler of its own for SIGTERM
+        self._take_signals()
         self._ray_runs = True
 
     def _deploy(self, config: ServeConfig, local: LocalRun | None) -> None:
@@ -200,6 +201,10 @@ class Launcher:
             except Exception:
                 # the rest has to be stopped all the same
                 log.exception("a part did not stop as it should")
+
+    def _take_signals(self) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._stopping:

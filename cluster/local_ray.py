@@ -28,6 +28,9 @@ def prepare(folder: Path, drain_s: float) -> None:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # an idle cluster must leave the cores to the model: nobody reads Ray's own metrics here
+            "RAY_enable_metrics_collection": "0",
+            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
