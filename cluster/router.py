@@ -6,7 +6,8 @@ Owns the data-plane clients and the tokenizers; a request's life is `generation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from secrets import randbits, token_hex
@@ -25,6 +26,8 @@ from .dataplane.worker_clients import WorkerClients
 from .generation import Generation, GenerationRequest
 from .router_metrics import RouterMetrics
 from .text_service import TextService
+
+log = logging.getLogger(__name__)
 
 
 class RouterSettings(Frozen):
@@ -58,7 +61,9 @@ class Router:
         self._executor = ThreadPoolExecutor(self._settings.text_threads, thread_name_prefix="text")
         self._context = zmq.asyncio.Context()
         self._workers = WorkerClients(self._context, self.router_id, security)
-        self._scheduler = SchedulerClient(self._context, self.router_id, locate, security, self.metrics.text)
+        self._scheduler = SchedulerClient(
+            self._context, self.router_id, locate, security, self.metrics.text, self._load_texts
+        )
         self._texts: dict[tuple[str, str], asyncio.Task[TextService]] = {}
 
     @property
@@ -67,8 +72,9 @@ class Router:
 
     @property
     def ready(self) -> frozenset[str]:
-        """Names of models of which some worker can generate."""
-        return self._scheduler.ready
+        """Names of models of which some worker can generate, and whose tokenizer is loaded here."""
+        loaded = {name for (name, _), task in self._texts.items() if task.done() and not _failed(task)}
+        return self._scheduler.ready & loaded
 
     def start(self) -> None:
         """Needs a running event loop."""
@@ -84,17 +90,19 @@ class Router:
 
     async def text(self, card: ModelCard) -> TextService:
         """The model's tokenizer, loaded once. Raises ModelError; a failure is tried again next time."""
-        key = (card.name, card.folder)
-        task = self._texts.get(key)
-        if task is None:
-            task = self._texts[key] = asyncio.create_task(TextService.load(card, self._executor))
-        try:
-            service = await asyncio.shield(task)
-        except Exception:
-            self._texts.pop(key, None)
-            raise
+        self._load_texts([card])
+        service = await asyncio.shield(self._texts[_text_key(card)])
         # a new incarnation of the model's workers may have another card
         return service if service.card == card else service.for_card(card)
+
+    def _load_texts(self, cards: Sequence[ModelCard]) -> None:
+        """Begin loading what is not loaded: a model's first request shall not wait for its tokenizer."""
+        for card in cards:
+            known = self._texts.get(_text_key(card))
+            if known is None or _failed(known):
+                loading = asyncio.create_task(TextService.load(card, self._executor))
+                loading.add_done_callback(_log_failure)
+                self._texts[_text_key(card)] = loading
 
     async def prepare(
         self,
@@ -156,3 +164,16 @@ class Router:
             seed=randbits(63) if params.seed is None else params.seed,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
         )
+
+
+def _text_key(card: ModelCard) -> tuple[str, str]:
+    return card.name, card.folder
+
+
+def _failed(task: asyncio.Task[TextService]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _log_failure(task: asyncio.Task[TextService]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a tokenizer cannot be loaded: %s", error)

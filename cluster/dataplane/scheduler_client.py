@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import zmq.asyncio
 
@@ -56,6 +56,7 @@ class SchedulerClient:
         locate: Locate,
         security: Security | None,
         metrics: Callable[[], str],
+        on_models: Callable[[Sequence[ModelCard]], None] = lambda _cards: None,
     ) -> None:
         self.epoch = 0
         self._context = context
@@ -63,6 +64,7 @@ class SchedulerClient:
         self._locate = locate
         self._security = security
         self._metrics = metrics
+        self._on_models = on_models
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
         self._connection: Connection[FromScheduler] | None = None
         self._models: dict[str, ModelCard] = {}
@@ -180,6 +182,7 @@ class SchedulerClient:
         if isinstance(message, Welcome):
             self._models = {card.name: card for card in message.models}
             self._ready = frozenset(message.ready)
+            self._on_models(message.models)
         elif isinstance(message, Placement | Refusal):
             self._settle(message)
 
