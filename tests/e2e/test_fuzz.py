@@ -46,7 +46,6 @@ def test_no_case_breaks_the_server(make_stack: Callable[..., Any]) -> None:
     stack = make_stack(workers=1, step_s=0.0, max_model_len=192, scheduling={"max_queue": 64})
     schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
     statuses: Counter[int] = Counter()
-    refused: Counter[tuple[str, str | None]] = Counter()
     with requests.Session() as session:
         for found in schema.get_all_operations():
             operation = found.ok()
@@ -55,13 +54,12 @@ def test_no_case_breaks_the_server(make_stack: Callable[..., Any]) -> None:
                 (GenerationMode.POSITIVE, POSITIVE_SHARE),
                 (GenerationMode.NEGATIVE, 1 - POSITIVE_SHARE),
             ):
-                fuzz(session, operation, mode, max(1, int(total * share)), statuses, refused)
-    print(statuses, refused.most_common(30))
+                fuzz(session, operation, mode, max(1, int(total * share)), statuses)
     total = statuses.total()
     accepted = sum(count for status, count in statuses.items() if 200 <= status < 300)
     assert total >= 2000
-    assert accepted / total >= 0.3
-    assert all(status < 500 for status in statuses)
+    assert accepted / total >= 0.3, statuses
+    assert all(status < 500 for status in statuses), statuses
     assert httpx.get(f"{stack.url}/health").status_code == 200
 
 
@@ -71,7 +69,6 @@ def fuzz(
     mode: GenerationMode,
     cases: int,
     statuses: Counter[int],
-    refused: Counter[Any],
 ) -> None:
     strategy = operation.as_strategy(generation_mode=mode)
 
@@ -87,8 +84,6 @@ def fuzz(
     def run(case: Any) -> None:
         response = case.call(session=session, timeout=60)
         statuses[response.status_code] += 1
-        if response.status_code == 400:
-            refused[(operation.label, response.json()["error"]["param"])] += 1
         case.validate_response(response, checks=CHECKS)
 
     try:

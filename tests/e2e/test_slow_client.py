@@ -1,0 +1,51 @@
+"""A client that does not read is held back, then cut; nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from decodefleet.cluster.dataplane import streams
+
+PATIENCE_S = 60
+
+
+def send_request(url: str, body: dict[str, Any]) -> socket.socket:
+    parts = urlsplit(url)
+    connection = socket.socket()
+    connection.settimeout(PATIENCE_S)
+    # a small window, so that what is not read does not hide in the kernel
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((parts.hostname, parts.port))
+    data = json.dumps(body).encode()
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data)
+    )
+    return connection
+
+
+def test_a_client_that_does_not_read_is_cut(
+    make_stack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_BUFFERED", 200)
+    stack = make_stack(workers=1, step_s=0.0, max_model_len=60_000)
+    endless = {"prompt": "on and on", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
+    with send_request(stack.url, endless | {"logprobs": 20}) as lazy:
+        # the worker is told to stop long before all is generated, with the client still connected
+        while stack.scheduler.core.fleet.current("worker-0").stats.finished.get("abort", 0) == 0:
+            brief = httpx.post(f"{stack.url}/v1/completions", json={"prompt": "hello", "max_tokens": 2})
+            assert brief.status_code == 200
+        received = b""
+        while data := lazy.recv(1 << 16):
+            received += data
+    events = [line for line in received.split(b"\r\n") if line.startswith(b"data: ")]
+    assert b"not taken in time" in events[-2] + events[-1]
+    assert b"[DONE]" in events[-1]
+    assert len(events) < 50_000
