@@ -71,7 +71,9 @@ class Stack:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+        # httpcore 1.0 may close another thread's connection with a surplus one: none is surplus
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+        return httpx.Client(base_url=self.url, timeout=60, limits=limits)
 
     def stats(self) -> list[WorkerStats]:
         """As the workers last reported them to the scheduler."""
