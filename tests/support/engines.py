@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -87,7 +88,10 @@ def make_engine(
     prefix_caching: bool = True,
     max_model_len: int | None = None,
     sink: RecordingSink | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+    **runner: Any,
 ) -> Engine:
+    """runner: further fields of RunnerConfig."""
     config = EngineConfig(
         model=ModelConfig(folder=folder, served_name="tiny", max_model_len=max_model_len),
         cache=CacheConfig(num_gpu_blocks_override=blocks, enable_prefix_caching=prefix_caching),
@@ -96,7 +100,7 @@ def make_engine(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
         ),
-        runner=RunnerConfig(device="cpu", threads=1),
+        runner=RunnerConfig(device=device, threads=1, **runner),
     )
     return Engine(config, sink or RecordingSink(), lambda *_: None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import VOCAB, make_engine, make_submit, run_all
+from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_llama
 
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.text.tokenizer import Tokenizer
@@ -21,6 +21,11 @@ PENALISED = {
     "frequency_penalty": 0.2,
     "seed": 5,
 }
+# on CUDA the defaults; on CPU the same code with results that come one step late, and padded batches
+PIPELINED = {"async_scheduling": True, "enforce_eager": False}
+PLAIN = {"async_scheduling": False, "enforce_eager": True, "max_num_batched_tokens": 512}
+# of one log-probability, bf16 arithmetic in two different orders on a random model
+GPU_TOLERANCE = 0.25
 TEXTS = [
     "The capital of France is",
     "def quicksort(items):\n    ",
@@ -53,27 +58,68 @@ def generate(folder: Path, jobs: list[Job], *, alone: bool, **options: Any) -> t
     ], engine.stats().preemptions
 
 
-def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int) -> None:
-    """Cold and alone is the truth; chunks, batches, prefix hits and preemption must not change a bit."""
-    whole, chunked = {"max_num_batched_tokens": 512}, {"max_num_batched_tokens": 32}
-    wanted, _ = generate(folder, jobs, alone=True, blocks=blocks, prefix_caching=False, **whole)
+def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int, **options: Any) -> None:
+    """Cold, alone and one step at a time is the truth; chunks, batches, prefix hits and preemption must not
+    change a bit, nor must `options`."""
+    plain = {**options, **PLAIN}
+    wanted, _ = generate(folder, jobs, alone=True, blocks=blocks, prefix_caching=False, **plain)
+    whole, chunked = {"max_num_batched_tokens": 512, **options}, {"max_num_batched_tokens": 32, **options}
     assert generate(folder, jobs, alone=False, blocks=blocks, **whole)[0] == wanted, "in a batch"
     assert generate(folder, jobs, alone=False, blocks=blocks, **chunked)[0] == wanted, "in chunks, in a batch"
     # asked twice of one engine: the second time from the cache
     twice = generate(folder, jobs * 2, alone=True, blocks=blocks, **chunked)[0]
     assert twice == wanted * 2, "in chunks, then cached"
-    squeezed, preemptions = generate(folder, jobs, alone=False, blocks=tight)
+    squeezed, preemptions = generate(folder, jobs, alone=False, blocks=tight, **options)
     assert squeezed == wanted, "preempted"
     assert preemptions > 0
 
 
-@pytest.mark.parametrize("options", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
-def test_tiny_model(tiny_llama: Path, options: dict[str, Any]) -> None:
+def tiny_jobs(options: dict[str, Any]) -> list[Job]:
     rng = random.Random(1)
     shared = [rng.randrange(3, VOCAB) for _ in range(40)]
     prompts = [shared[: 7 * i] + [rng.randrange(3, VOCAB) for _ in range(5 + 3 * i)] for i in range(8)]
     params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2, **options)
-    check_all_ways(tiny_llama, [(prompt, params) for prompt in prompts], blocks=96, tight=10)
+    return [(prompt, params) for prompt in prompts]
+
+
+@pytest.mark.parametrize("runner", [{}, PIPELINED], ids=["one step at a time", "pipelined, padded"])
+@pytest.mark.parametrize("options", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+def test_tiny_model(tiny_llama: Path, options: dict[str, Any], runner: dict[str, Any]) -> None:
+    check_all_ways(tiny_llama, tiny_jobs(options), blocks=96, tight=10, **runner)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("options", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+def test_tiny_model_on_a_gpu(tmp_path: Path, options: dict[str, Any], graphs: bool) -> None:
+    folder = write_tiny_llama(tmp_path, head_dim=64)
+    runner = {"device": "cuda", "batch_invariant": True, "enforce_eager": not graphs}
+    check_all_ways(folder, tiny_jobs(options), blocks=96, tight=10, **runner)
+
+
+@pytest.mark.gpu
+def test_without_invariance_a_gpu_stays_within_tolerance(tmp_path: Path) -> None:
+    """The same prompts scored alone in chunks on CPU, and together on the GPU."""
+    folder = write_tiny_llama(tmp_path, head_dim=64)
+    scoring = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    jobs = [(prompt, scoring) for prompt, _ in tiny_jobs(GREEDY)]
+    wanted = scores(folder, jobs)
+    got = scores(folder, jobs, device="cuda", batch_invariant=False)
+    differences = [abs(a - b) for a, b in zip(wanted, got, strict=True)]
+    assert max(differences) < GPU_TOLERANCE
+
+
+def scores(folder: Path, jobs: list[Job], **options: Any) -> list[float]:
+    """Log-probability of every prompt token."""
+    engine = make_engine(folder, max_num_seqs=16, **options)
+    for i, (prompt, params) in enumerate(jobs):
+        engine.submit(make_submit(str(i), prompt, params))
+    outcomes = run_all(engine)
+    return [
+        entry.logprob
+        for i in range(len(jobs))
+        for entry in outcomes[str(i), 0].deltas[0].prompt_logprobs or ()
+    ]
 
 
 def test_real_model(smollm2: Path) -> None:
