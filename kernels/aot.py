@@ -23,7 +23,17 @@ from typing import Any
 
 from .launch import CHIPS, pretend
 
-OPERATIONS = ("kv_cache", "linear", "norm_linear", "rms_norm", "rotary", "silu_mul")
+OPERATIONS = (
+    "kv_cache",
+    "linear",
+    "logprobs",
+    "norm_linear",
+    "penalties",
+    "rms_norm",
+    "rotary",
+    "sampling",
+    "silu_mul",
+)
 
 
 @dataclass(frozen=True)

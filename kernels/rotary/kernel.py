@@ -1,8 +1,8 @@
 """Rotary embedding with the write to the paged cache, in Triton. Formula and shapes: see `reference.py`.
 
-One launch turns queries and keys and writes keys and values to their slots, quantised where the cache is: int8
-or e4m3 bits made by integer operations (not every chip has the type), an fp32 scale per token and head. What
-is stored equals the reference bit for bit where the rotation does; its tolerance is one rounding.
+One launch turns queries and keys, and writes keys and values to their slots, quantised where the cache is:
+int8 or e4m3 bits made by integer operations (not every chip has the type), an fp32 scale per token and head.
+What is stored equals the reference bit for bit where the rotation does; its tolerance is one rounding.
 """
 
 from __future__ import annotations
