@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-bench = typer.Typer(help="Measure servers and kernels.", no_args_is_help=True)
+bench = typer.Typer(help="Measure servers, ours or others.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 Model = Annotated[
@@ -195,11 +195,6 @@ def _bench_serve(**flags: Any) -> None:
 bench.command("serve")(with_flags(_bench_serve, flags_of(BenchOptions)))
 
 
-@bench.callback()
-def _bench() -> None:
-    """Measure servers and kernels."""
-
-
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
@@ -214,6 +209,10 @@ def main() -> None:
         app(arguments)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:
+        # whoever read the output has had enough; what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except Exception as error:
         if debug:
             raise
