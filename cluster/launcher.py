@@ -19,7 +19,6 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 from rich.console import Console
@@ -35,9 +34,6 @@ from .news import NewsReceiver
 from .processes import end_descendants, port_is_free, run_guarded
 from .startup_view import WorkersView, print_ready
 from .terminal import FileProgress, print_error
-
-if TYPE_CHECKING:
-    from .app import LocalRun
 
 log = logging.getLogger(__name__)
 
@@ -104,21 +100,18 @@ class Launcher:
         return 0 if failure is None else 1
 
     def _serve(self) -> None:
-        config, local = self._config, None
+        config = self._config
         self._console.print(f"logs: {self._folder}", style="dim", soft_wrap=True, highlight=False)
         if config.address is None:
             config = self._resolve(config)
             config = self._start_redis(config)
         news = NewsReceiver(f"ipc://{self._folder}/news")
-        with self._console.status("starting Ray and its HTTP proxy"):
-            self._start_ray(config)
-        from .app import LocalRun
-
-        if config.address is None:
-            local = LocalRun(log_dir=self._folder, news=news.endpoint)
-        self._deploy(config, local)
         with WorkersView(self._console, config.workers) as view:
-            while not (view.complete or local is None) or not self._is_up(config):
+            view.stage("starting Ray and its HTTP proxy")
+            self._start_ray(config)
+            view.stage("starting workers and routers")
+            self._deploy(config, news.endpoint)
+            while (config.address is None and not view.complete) or not self._is_up(config):
                 self._take_news(news, view)
         print_ready(self._console, config)
         while True:
@@ -153,11 +146,12 @@ class Launcher:
         self._take_signals()
         self._ray_runs = True
 
-    def _deploy(self, config: ServeConfig, local: LocalRun | None) -> None:
+    def _deploy(self, config: ServeConfig, news: str) -> None:
         from ray import serve
 
-        from .app import build_application
+        from .app import LocalRun, build_application
 
+        local = LocalRun(log_dir=self._folder, news=news) if config.address is None else None
         target = serve.RunTarget(build_application(config, local), name=APPLICATION)
         self._application_runs = True
         serve.run_many(

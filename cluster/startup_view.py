@@ -31,14 +31,18 @@ class WorkersView:
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            # else log handlers that are made meanwhile would write to the console ever after
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._waiting = self._progress.add_task("starting workers and routers", total=None)
+        self._stage = self._progress.add_task("starting", total=None)
 
     @property
     def complete(self) -> bool:
         return len(self._ready) >= self._workers
+
+    def stage(self, text: str) -> None:
+        self._progress.update(self._stage, description=text)
 
     def show(self, worker_id: str, news: Loading | Ready | Failed) -> None:
         match news:
