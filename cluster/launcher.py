@@ -91,6 +91,10 @@ class Launcher:
         if failure is not None:
             expected = isinstance(failure, ConfigError | ModelError | RedisUnavailable | StartupFailed)
             print_error(self._console, ("" if expected else f"{type(failure).__name__}: ") + str(failure))
+        elif self._application_runs:
+            self._console.print(
+                f"stopping; running requests have {self._config.drain_s:g} s to finish, Ctrl-C ends them now"
+            )
         self._stopping = True
         self._stop()
         if failure is None:
@@ -185,10 +189,6 @@ class Launcher:
             steps.append(local_ray.leave if self._config.address is not None else local_ray.stop)
         if self._redis is not None:
             steps.append(self._redis.stop)
-        if self._application_runs:
-            self._console.print(
-                f"stopping; running requests have {self._config.drain_s:g} s to finish, Ctrl-C ends them now"
-            )
         for step in steps:
             try:
                 step()

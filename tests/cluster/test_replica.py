@@ -299,12 +299,13 @@ async def test_a_rank_that_fails_at_start_fails_the_start(
 
 async def test_a_rank_dies_with_its_supervisor(smollm2: Path, tmp_path: Path) -> None:
     script = (
-        "import asyncio, os\n"
+        "import asyncio, pathlib\n"
         "from decodefleet.cluster.config import ServeConfig\n"
         "from decodefleet.cluster.replica import Supervisor\n"
         "async def locate(): raise LookupError\n"
         "async def main():\n"
-        f"    s = Supervisor(ServeConfig(model={str(smollm2)!r}, fake=True), 'w1', locate)\n"
+        f"    log = pathlib.Path({str(tmp_path / 'log')!r})\n"
+        f"    s = Supervisor(ServeConfig(model={str(smollm2)!r}, fake=True), 'w1', locate, log_file=log)\n"
         "    await s.start()\n"
         "    print(s.pid, flush=True)\n"
         "    await asyncio.sleep(1000)\n"
