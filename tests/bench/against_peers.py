@@ -155,6 +155,10 @@ def dig(summary: dict[str, Any], path: tuple[str, ...]) -> float | None:
     return None if value is None else float(value)
 
 
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(a / max(b, 1e-9) for a, b in zip(ours, theirs, strict=True))
+
+
 def render(names: list[str], loads: list[str], rounds: list[dict[str, Any]]) -> str:
     """Median [least .. most] over the rounds; ratios are the first server's to a peer's within a round."""
     lines = [
@@ -168,11 +172,7 @@ def render(names: list[str], loads: list[str], rounds: list[dict[str, Any]]) -> 
             if any(len(series) < len(rounds) for series in values.values()):
                 continue
             cells = [f"{statistics.median(v):.4g} [{min(v):.4g} .. {max(v):.4g}]" for v in values.values()]
-            first = values[names[0]]
-            ratios = [
-                f"{statistics.median(a / max(b, 1e-9) for a, b in zip(first, values[name], strict=True)):.2f} × {name}"
-                for name in names[1:]
-            ]
+            ratios = [f"{ratio(values[names[0]], values[name]):.2f} × {name}" for name in names[1:]]
             lines.append(f"| {load} | {figure} | {' | '.join(cells)} | {', '.join(ratios)} |")
     bandwidth = [r["read_gb_s"] for r in rounds]
     lines.append(f"\nRead bandwidth before the rounds: {', '.join(f'{b:.1f}' for b in bandwidth)} GB/s.")
