@@ -1,7 +1,7 @@
 """Compiles every kernel ahead of time, without a GPU, and reads what the compilers made of it.
 
-Each operation's `kernel.py` lists `VARIANTS`: names for example calls of its launchers on tensors that have
-shapes but no memory. Such a call goes through Triton's own binder, so what is compiled is what a real call
+Each operation lists `VARIANTS`: names for example calls of its launchers on tensors that have shapes but no
+memory. Such a call goes through Triton's own binder, so what is compiled is what a real call
 would run. Triton caches the results (`TRITON_CACHE_DIR`). Runs in processes of its own: the choice between
 compiling and interpreting is made when a kernel's module is imported.
 """
@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -23,17 +23,19 @@ from typing import Any
 
 from .launch import CHIPS, pretend
 
-OPERATIONS = (
-    "kv_cache",
-    "linear",
-    "logprobs",
-    "norm_linear",
-    "penalties",
-    "rms_norm",
-    "rotary",
-    "sampling",
-    "silu_mul",
+MODULES = (
+    "kv_cache.kernel",
+    "linear.kernel",
+    "logprobs.kernel",
+    "norm_linear.kernel",
+    "paged_attention.variants",
+    "penalties.kernel",
+    "rms_norm.kernel",
+    "rotary.kernel",
+    "sampling.kernel",
+    "silu_mul.kernel",
 )
+OPERATIONS = {module.partition(".")[0]: module for module in MODULES}
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ _LIMITS = {
 }
 
 
-def variants(operations: Sequence[str] = OPERATIONS) -> list[tuple[str, str]]:
+def variants(operations: Iterable[str] = OPERATIONS) -> list[tuple[str, str]]:
     """(operation, variant), as frozen by the tests."""
     return [(operation, name) for operation in operations for name in _calls(operation)]
 
@@ -87,9 +89,9 @@ def compile_variants(
         return [row for rows in pool.map(_compile, *zip(*tasks, strict=True)) for row in rows]
 
 
-def _calls(operation: str) -> dict[str, Callable[[], None]]:
-    module = importlib.import_module(f".{operation}.kernel", __package__)
-    calls: dict[str, Callable[[], None]] = module.VARIANTS
+def _calls(operation: str) -> Mapping[str, Callable[[], None]]:
+    module = importlib.import_module(f".{OPERATIONS[operation]}", __package__)
+    calls: Mapping[str, Callable[[], None]] = module.VARIANTS
     return calls
 
 

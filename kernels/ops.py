@@ -1,25 +1,30 @@
 """The only door to kernels: one typed function per operation; which implementation runs is decided here.
 
-Callers hold tensors and shapes, never kernels. On CPU in bf16 the C++ kernels run where they could be
-compiled, torch otherwise. Both keep a row's value independent of how many rows came with it.
+Callers hold tensors and shapes, never kernels. CUDA tensors (ROCm's too) go to Triton, whose modules are
+imported at the first such call: a CPU needs no Triton. On CPU in bf16 the C++ kernels run where they could be
+compiled, torch otherwise. A row's value does not depend on how many rows came with it, on CPU always, and on
+CUDA where linear layers are prepared as invariant.
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .cpu.library import library, status
-from .kv_cache.reference import copy_blocks, store_kv
-from .linear.prepared import Prepared, Quantization, prepare_linear
-from .linear.prepared import apply_linear as linear
+from .kv_cache import reference as kv_reference
+from .kv_cache.reference import store_kv
+from .linear.prepared import Prepared, Quantization, apply_linear, prepare_linear
+from .logprobs import reference as logprobs_reference
+from .logprobs.reference import Logprobs
 from .paged_attention import cpu as attention_cpu
 from .paged_attention.metadata import AttentionMetadata
 from .paged_attention.reference import paged_attention_tiles
+from .penalties import reference as penalties_reference
 from .rms_norm import reference as rms_reference
-from .rms_norm.reference import rms_norm
 from .rotary import reference as rotary_reference
 from .rotary.reference import rotary
 from .sampling import cpu as sampling_cpu
@@ -28,7 +33,9 @@ from .sampling.seeds import child_seed
 from .silu_mul import reference as silu_reference
 
 __all__ = [
+    "Activation",
     "AttentionMetadata",
+    "Logprobs",
     "Prepared",
     "Quantization",
     "add_rms_norm_",
@@ -37,20 +44,32 @@ __all__ = [
     "copy_blocks",
     "cpu_status",
     "filter_logits",
+    "gate_mul",
+    "gather_blocks",
     "gumbel_noise",
     "linear",
+    "linear_add",
+    "norm_linear",
     "paged_attention",
+    "penalise",
     "prepare_linear",
     "rms_norm",
     "rotary",
     "rotary_store",
+    "rotary_store_sinks",
     "sample",
+    "scatter_blocks",
     "set_cpu_threads",
     "silu_mul",
     "store_kv",
+    "token_logprobs",
 ]
 
+Activation = Literal["silu", "gelu_tanh"]
+
 LANES = 16
+# beyond these rows cuBLAS is faster, where rows may see each other
+FEW_ROWS = 16
 
 
 def cpu_status() -> str:
@@ -66,8 +85,26 @@ def set_cpu_threads(threads: int) -> None:
         kernels.df_set_threads(threads)
 
 
-def add_rms_norm_(x_TD: Tensor, residual_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
-    """residual (fp32) += x, in place; returns norm(residual)·w [tokens, hidden] in x's dtype."""
+def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    """Norm of the last dimension, in w's dtype, whatever the leading ones (per-head norms pass [T, H, D])."""
+    if x_TD.is_cuda:
+        from .rms_norm.kernel import rms_norm_triton
+
+        return rms_norm_triton(x_TD, w_D, eps)
+    return rms_reference.rms_norm(x_TD, w_D, eps).to(w_D.dtype)
+
+
+def add_rms_norm_(x_TD: Tensor | None, residual_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    """residual (fp32) += x, in place; returns norm(residual)·w [tokens, hidden] in w's dtype.
+
+    x_TD: what `linear_add` returned; None where nothing is left to add.
+    """
+    if x_TD is None:
+        return rms_norm(residual_TD, w_D, eps)
+    if x_TD.is_cuda:
+        from .rms_norm.kernel import add_rms_norm_triton_
+
+        return add_rms_norm_triton_(x_TD, residual_TD, w_D, eps)
     kernels = _native(x_TD, x_TD.shape[1])
     if kernels is None:
         return rms_reference.add_rms_norm_(x_TD, residual_TD, w_D, eps)
@@ -78,16 +115,73 @@ def add_rms_norm_(x_TD: Tensor, residual_TD: Tensor, w_D: Tensor, eps: float) ->
     return out_TD
 
 
+def linear(x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x_TK [tokens, in] → [tokens, out] in `out_dtype` (x's own, or fp32)."""
+    if not x_TK.is_cuda or _cublas(x_TK.shape[0], prepared):
+        return apply_linear(x_TK, prepared, out_dtype)
+    from .linear.kernel import linear_triton
+
+    return linear_triton(x_TK, prepared.weight, prepared.scale, prepared.bias, out_dtype=out_dtype)
+
+
+def linear_add(x_TK: Tensor, prepared: Prepared, residual_TN: Tensor) -> Tensor | None:
+    """Adds x·Wᵀ to the residual stream (fp32), in place → None.
+
+    Where adding is better left to the norm that follows, returns x·Wᵀ instead: hand it on to that.
+    """
+    if not x_TK.is_cuda or _cublas(x_TK.shape[0], prepared):
+        return apply_linear(x_TK, prepared)
+    from .linear.kernel import linear_add_triton_
+
+    linear_add_triton_(x_TK, prepared.weight, prepared.scale, prepared.bias, residual_TN)
+    return None
+
+
+def norm_linear(
+    x_TK: Tensor | None,
+    residual_TK: Tensor,
+    norm_K: Tensor,
+    eps: float,
+    prepared: Prepared,
+    activation: Activation | None = None,
+) -> Tensor:
+    """residual (fp32) += x, in place; returns norm(residual)·Wᵀ, or act(gate)·up of it, in norm_K's dtype.
+
+    x_TK: as for `add_rms_norm_`. With an activation W holds the gate's rows, then those of up.
+    """
+    if residual_TK.is_cuda and not _cublas(residual_TK.shape[0], prepared):
+        from .norm_linear.kernel import norm_linear_triton
+
+        if x_TK is not None:
+            residual_TK += x_TK
+        weights = (prepared.weight, prepared.scale, prepared.bias)
+        return norm_linear_triton(residual_TK, norm_K, eps, *weights, activation)
+    y_TN = linear(add_rms_norm_(x_TK, residual_TK, norm_K, eps), prepared)
+    return y_TN if activation is None else gate_mul(y_TN, activation)
+
+
 def rotary_store(
-    qkv_THD: Tensor, cos_sin_PR: Tensor, meta: AttentionMetadata, kv: Tensor, layer: int
+    qkv_THD: Tensor,
+    cos_sin_PR: Tensor,
+    meta: AttentionMetadata,
+    kv: Tensor,
+    layer: int,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Rotates queries and keys, writes keys and values to their slots → q [tokens, heads, head_dim].
 
     qkv_THD [tokens, heads + 2·kv_heads, head_dim] may be overwritten; the result may be a view of it.
+    kv_scales: fp32 [blocks, layers, 2, kv_heads, block_size] of a quantised cache.
     """
+    if qkv_THD.is_cuda:
+        from .rotary.kernel import rotary_store_triton
+
+        places = (meta.positions_T, meta.slots_T)
+        return rotary_store_triton(qkv_THD, cos_sin_PR, *places, kv, layer, kv_scales)[0]
     kernels = _native(qkv_THD, LANES) if kv.dtype == qkv_THD.dtype else None
     if kernels is None:
-        return rotary_reference.rotary_store(qkv_THD, cos_sin_PR, meta.positions_T, meta.slots_T, kv, layer)
+        places = (meta.positions_T, meta.slots_T)
+        return rotary_reference.rotary_store(qkv_THD, cos_sin_PR, *places, kv, layer, kv_scales)
     T, all_heads, D = qkv_THD.shape
     _, layers, _, kv_heads, block_size, _ = kv.shape
     heads = all_heads - 2 * kv_heads
@@ -102,8 +196,38 @@ def rotary_store(
     return qkv_THD[:, :heads]
 
 
-def silu_mul(gate_up_TI: Tensor) -> Tensor:
-    """silu(gate)·up: [tokens, 2·intermediate] → [tokens, intermediate]."""
+def rotary_store_sinks(
+    qkv_THD: Tensor,
+    cos_sin_PR: Tensor,
+    meta: AttentionMetadata,
+    sink_positions_T: Tensor,
+    kv: Tensor,
+    layer: int,
+    kv_scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `rotary_store`, and the queries once more, turned by `sink_positions_T`: for keys of sinks."""
+    if qkv_THD.is_cuda:
+        from .rotary.kernel import rotary_store_triton
+
+        places = (meta.positions_T, meta.slots_T)
+        q_THD, q_sink_THD = rotary_store_triton(
+            qkv_THD, cos_sin_PR, *places, kv, layer, kv_scales, sink_positions_T
+        )
+        assert q_sink_THD is not None
+        return q_THD, q_sink_THD
+    heads = qkv_THD.shape[1] - 2 * kv.shape[3]
+    q_sink_THD = rotary(qkv_THD[:, :heads], sink_positions_T, cos_sin_PR)
+    return rotary_store(qkv_THD, cos_sin_PR, meta, kv, layer, kv_scales), q_sink_THD
+
+
+def gate_mul(gate_up_TI: Tensor, activation: Activation) -> Tensor:
+    """act(gate)·up: [tokens, 2·intermediate] → [tokens, intermediate]."""
+    if gate_up_TI.is_cuda:
+        from .silu_mul.kernel import gate_mul_triton
+
+        return gate_mul_triton(gate_up_TI, activation)
+    if activation == "gelu_tanh":
+        return silu_reference.gelu_tanh_mul(gate_up_TI)
     T, width = gate_up_TI.shape
     kernels = _native(gate_up_TI, width // 2)
     if kernels is None:
@@ -111,6 +235,38 @@ def silu_mul(gate_up_TI: Tensor) -> Tensor:
     out_TI = gate_up_TI.new_empty(T, width // 2)
     kernels.df_silu_mul(gate_up_TI.data_ptr(), out_TI.data_ptr(), T, width // 2)
     return out_TI
+
+
+def silu_mul(gate_up_TI: Tensor) -> Tensor:
+    """silu(gate)·up: [tokens, 2·intermediate] → [tokens, intermediate]."""
+    return gate_mul(gate_up_TI, "silu")
+
+
+def copy_blocks(slabs: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copies whole blocks [blocks, ...], in place; no block is both source and target."""
+    if slabs.is_cuda:
+        from .kv_cache.kernel import copy_blocks_triton
+
+        return copy_blocks_triton(slabs, sources, targets)
+    return kv_reference.copy_blocks(slabs, sources, targets)
+
+
+def gather_blocks(slabs: Tensor, blocks: Tensor, out: Tensor) -> None:
+    """out [n, ...] = slabs[blocks]; on CUDA `out` may be pinned host memory."""
+    if slabs.is_cuda:
+        from .kv_cache.kernel import gather_blocks_triton
+
+        return gather_blocks_triton(slabs, blocks, out)
+    return kv_reference.gather_blocks(slabs, blocks, out)
+
+
+def scatter_blocks(staged: Tensor, slabs: Tensor, blocks: Tensor) -> None:
+    """slabs[blocks] = staged [n, ...]; on CUDA `staged` may be pinned host memory."""
+    if slabs.is_cuda:
+        from .kv_cache.kernel import scatter_blocks_triton
+
+        return scatter_blocks_triton(staged, slabs, blocks)
+    return kv_reference.scatter_blocks(staged, slabs, blocks)
 
 
 def paged_attention(q_THD: Tensor, kv: Tensor, layer: int, meta: AttentionMetadata, scale: float) -> Tensor:
@@ -135,11 +291,50 @@ def sample(
     temperature (0 is greedy), top_p, min_p: fp32; top_k (0 is off), seed (64 bits, as signed) and position:
     int64; all contiguous. The noise is a function of (seed, position, token).
     """
-    kernels = library() if sampling_cpu.supports(logits_RV) else None
     rows = (temperature_R, top_k_R, top_p_R, min_p_R, seed_R, position_R)
+    if logits_RV.is_cuda:
+        from .sampling.kernel import sample_triton
+
+        return sample_triton(logits_RV, *rows)
+    kernels = library() if sampling_cpu.supports(logits_RV) else None
     if kernels is None:
         return sample_reference(logits_RV, *rows)
     return sampling_cpu.sample_cpu(kernels, logits_RV, *rows)
+
+
+def penalise(
+    logits_RV: Tensor,
+    tokens_RL: Tensor,
+    prompt_R: Tensor,
+    known_R: Tensor,
+    repetition_R: Tensor,
+    presence_R: Tensor,
+    frequency_R: Tensor,
+) -> Tensor:
+    """New logits, with each row's penalties on the tokens it has seen.
+
+    tokens_RL [rows, length]: prompt, then output, then padding; prompt_R, known_R (int64): lengths of the
+    first and of both. The penalties are fp32 [rows]; 1, 0 and 0 change nothing.
+    """
+    rows = (tokens_RL, prompt_R, known_R, repetition_R, presence_R, frequency_R)
+    if logits_RV.is_cuda:
+        from .penalties.kernel import penalise_triton
+
+        return penalise_triton(logits_RV, *rows)
+    return penalties_reference.penalise(logits_RV, *rows)
+
+
+def token_logprobs(logits_RV: Tensor, tokens_R: Tensor, top: int) -> Logprobs:
+    """Log-probabilities and ranks of tokens_R (int64), and the `top` likeliest tokens of each row."""
+    if logits_RV.is_cuda:
+        from .logprobs.kernel import token_logprobs_triton
+
+        return token_logprobs_triton(logits_RV, tokens_R, top)
+    return logprobs_reference.token_logprobs(logits_RV, tokens_R, top)
+
+
+def _cublas(rows: int, prepared: Prepared) -> bool:
+    return rows > FEW_ROWS and not prepared.invariant and prepared.scale is None
 
 
 def _native(x: Tensor, width: int) -> ctypes.CDLL | None:

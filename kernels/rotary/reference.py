@@ -24,11 +24,17 @@ def rotary(x_THD: Tensor, positions_T: Tensor, cos_sin_PR: Tensor) -> Tensor:
 
 
 def rotary_store(
-    qkv_THD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor, slots_T: Tensor, kv: Tensor, layer: int
+    qkv_THD: Tensor,
+    cos_sin_PR: Tensor,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    kv: Tensor,
+    layer: int,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Queries and keys rotated, keys and values written to their slots; returns q [tokens, heads, D]."""
     kv_heads = kv.shape[3]
     heads = qkv_THD.shape[1] - 2 * kv_heads
     q_THD, k_THD, v_THD = qkv_THD.split((heads, kv_heads, kv_heads), dim=1)
-    store_kv(rotary(k_THD, positions_T, cos_sin_PR), v_THD, kv, layer, slots_T)
+    store_kv(rotary(k_THD, positions_T, cos_sin_PR), v_THD, kv, layer, slots_T, kv_scales)
     return rotary(q_THD, positions_T, cos_sin_PR)
