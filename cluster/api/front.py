@@ -116,7 +116,9 @@ class Front:
             answers.close()
 
         names = getattr(request.state, "field_names", {})
-        return EventStream(_guarded(starting, events, names), close, self.settings.ping_s)
+        return EventStream(
+            _guarded(starting, events, names), close, self.settings.ping_s, self.settings.stall_s
+        )
 
     async def collect(self, request: Request, answers: Answers, work: Coroutine[Any, Any, T]) -> T:
         """Start the answers and do the work on them, unless the client leaves."""

@@ -14,3 +14,6 @@ class ApiSettings(Frozen):
     max_body_bytes: int = Field(16 << 20, ge=1, description="largest request body that is read")
     max_prompts: int = Field(128, ge=1, description="most prompts in one completion request")
     ping_s: float = Field(15.0, gt=0, description="seconds of silence after which a stream gets a comment")
+    stall_s: float = Field(
+        60.0, gt=0, description="seconds after which a client that does not read its stream is cut"
+    )

@@ -92,6 +92,8 @@ class Connection(Generic[T]):
                     log.warning("malformed frame dropped (%d so far): %s", self.malformed, error)
                 continue
             self._on_message(message)
+            # what is there already is received without waiting: let those run who consume it
+            await asyncio.sleep(0)
 
     async def _watch(self) -> None:
         try:

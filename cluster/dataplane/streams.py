@@ -13,6 +13,7 @@ from decodefleet.worker.protocol import TokenDelta
 
 from .errors import ConsumerTooSlow, DataplaneError, WorkerLost, WorkerRejected
 
+# deltas per sequence: the longest pause of a client that is not held to be gone
 MAX_BUFFERED = 4096
 
 
@@ -23,17 +24,13 @@ class TokenStream:
         self, n: int, send_abort: Callable[[int | None], None], on_close: Callable[[], None]
     ) -> None:
         self._live = set(range(n))
+        self._limit = MAX_BUFFERED * n
         self._deltas: list[TokenDelta] = []
         self._error: DataplaneError | None = None
         self._news = asyncio.Event()
         self._send_abort = send_abort
         self._on_close = on_close
         self._closed = False
-
-    @property
-    def finished(self) -> bool:
-        """Every sequence has ended, as far as the worker is concerned."""
-        return not self._live
 
     async def take(self) -> list[TokenDelta]:
         """All deltas that are there, at least one. Raises DataplaneError when no more can come."""
@@ -63,8 +60,11 @@ class TokenStream:
     def put(self, delta: TokenDelta) -> None:
         if delta.index not in self._live or self._error is not None:
             return
-        if len(self._deltas) >= MAX_BUFFERED:
+        if len(self._deltas) >= self._limit:
             self.fail(ConsumerTooSlow("tokens were not taken in time"))
+            # at once: the consumer may be stuck for as long as its client is
+            self._live.clear()
+            self._send_abort(None)
             return
         if delta.finish_reason is not None:
             self._live.discard(delta.index)

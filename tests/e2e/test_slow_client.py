@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,7 +32,7 @@ def send_request(url: str, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-def test_a_client_that_does_not_read_is_cut(
+def test_what_a_client_does_not_read_is_not_generated(
     make_stack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "MAX_BUFFERED", 200)
@@ -49,3 +50,14 @@ def test_a_client_that_does_not_read_is_cut(
     assert b"not taken in time" in events[-2] + events[-1]
     assert b"[DONE]" in events[-1]
     assert len(events) < 50_000
+
+
+def test_a_client_that_never_reads_again_is_cut(make_stack: Callable[..., Any]) -> None:
+    stack = make_stack(workers=1, step_s=0.0, max_model_len=60_000, stall_s=0.2)
+    endless = {"prompt": "on and on", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
+    with send_request(stack.url, endless | {"logprobs": 20}):
+        give_up = time.monotonic() + PATIENCE_S
+        while [*stack.scheduler.core.ledger] or not stack.scheduler.core.log.recent(1):
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+    assert stack.router.metrics.in_flight._value.get() == 0

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from decodefleet.cluster.api.sse import PING, EventStream
 
 
@@ -55,16 +57,17 @@ class Producer:
             self.ended = True
 
 
+def stream_of(producer: Producer, ping_s: float = 60, stall_s: float = 60) -> EventStream:
+    return EventStream(producer.events(), producer.close, ping_s, stall_s)
+
+
 async def test_events_are_sent_as_they_come_and_the_end_is_sent() -> None:
     client, producer = Client(), Producer()
-    serving = asyncio.create_task(
-        client.call(EventStream(producer.events(), producer.close, 60, {"x-a": "b"}))
-    )
+    serving = asyncio.create_task(client.call(stream_of(producer)))
     start = await client.sent.get()
     headers = dict(start["headers"])
     assert start["status"] == 200
     assert headers[b"content-type"].startswith(b"text/event-stream")
-    assert headers[b"x-a"] == b"b"
     assert b"content-length" not in headers
     producer.items.put_nowait(b"one")
     assert await client.body() == b"one"
@@ -76,7 +79,7 @@ async def test_events_are_sent_as_they_come_and_the_end_is_sent() -> None:
 
 async def test_silence_is_broken_by_pings() -> None:
     client, producer = Client(), Producer()
-    serving = asyncio.create_task(client.call(EventStream(producer.events(), producer.close, 0.01)))
+    serving = asyncio.create_task(client.call(stream_of(producer, ping_s=0.01)))
     await client.sent.get()
     assert [await client.body() for _ in range(2)] == [PING, PING]
     producer.items.put_nowait(None)
@@ -87,7 +90,7 @@ async def test_silence_is_broken_by_pings() -> None:
 
 async def test_leaving_closes_the_producer_while_it_waits() -> None:
     client, producer = Client(), Producer()
-    serving = asyncio.create_task(client.call(EventStream(producer.events(), producer.close, 60)))
+    serving = asyncio.create_task(client.call(stream_of(producer)))
     await client.sent.get()
     client.left.set()
     await serving
@@ -97,7 +100,7 @@ async def test_leaving_closes_the_producer_while_it_waits() -> None:
 
 async def test_leaving_closes_the_producer_while_the_client_does_not_read() -> None:
     client, producer = Client(), Producer()
-    serving = asyncio.create_task(client.call(EventStream(producer.events(), producer.close, 60)))
+    serving = asyncio.create_task(client.call(stream_of(producer)))
     await client.sent.get()
     client.reads.clear()
     for _ in range(3):
@@ -112,8 +115,35 @@ async def test_leaving_closes_the_producer_while_the_client_does_not_read() -> N
 
 async def test_a_cancelled_call_closes_the_producer() -> None:
     client, producer = Client(), Producer()
-    serving = asyncio.create_task(client.call(EventStream(producer.events(), producer.close, 60)))
+    serving = asyncio.create_task(client.call(stream_of(producer)))
     await client.sent.get()
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     assert (producer.closed, producer.ended) == (1, True)
+
+
+@pytest.mark.parametrize("talking", [True, False], ids=["with events", "in silence"])
+async def test_a_client_that_does_not_read_is_cut(talking: bool) -> None:
+    client, producer = Client(), Producer()
+    stream = stream_of(producer, ping_s=60 if talking else 0.01, stall_s=0.05)
+    serving = asyncio.create_task(client.call(stream))
+    await client.sent.get()
+    client.reads.clear()
+    if talking:
+        producer.items.put_nowait(b"never read")
+    await serving
+    assert (producer.closed, producer.ended) == (1, True)
+
+
+async def test_a_client_that_reads_late_but_in_time_is_kept() -> None:
+    client, producer = Client(), Producer()
+    serving = asyncio.create_task(client.call(stream_of(producer, ping_s=0.01, stall_s=30)))
+    await client.sent.get()
+    client.reads.clear()
+    producer.items.put_nowait(b"late")
+    await asyncio.sleep(0.05)
+    client.reads.set()
+    while await client.body() != b"late":
+        pass
+    producer.items.put_nowait(None)
+    await serving

@@ -84,11 +84,13 @@ async def test_one_sequence_can_be_given_up() -> None:
     assert recorded.aborts == [0, None]
 
 
-async def test_a_slow_consumer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_BUFFERED", 10)
-    recorded = Recorded()
+async def test_a_slow_consumer_is_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_BUFFERED", 5)
+    recorded = Recorded(n=2)
     for token in range(20):
         recorded.stream.put(delta(token=token))
+    # the worker is told before the consumer stirs
+    assert recorded.aborts == [None]
     assert [taken.tokens[0] for taken in await recorded.stream.take()] == list(range(10))
     with pytest.raises(ConsumerTooSlow):
         await recorded.stream.take()
