@@ -45,23 +45,24 @@ class SampleRow:
 
 T = TypeVar("T")
 
+SEED_MASK = (1 << 64) - 1
+
 
 class SampleFields(NamedTuple, Generic[T]):
     """A step's sampling, made in arrays on the host and read as tensors on the device.
 
-    R rows are sampled; N of them at random, P with penalties, Q with log-probabilities reported. S rows of
-    hidden states want logits, and `logits_R` picks each row's among these. X biases, Y bans.
+    R rows are sampled, with the parameters of `ops.sample`; P of them penalised, Q with log-probabilities.
+    S rows of hidden states want logits, and `logits_R` picks each row's among these. X biases, Y bans.
     """
 
     hidden_S: T
     logits_R: T
-    random_N: T
-    temperature_N: T
-    top_k_N: T
-    top_p_N: T
-    min_p_N: T
-    seed_N: T
-    position_N: T
+    temperature_R: T
+    top_k_R: T
+    top_p_R: T
+    min_p_R: T
+    seed_R: T
+    position_R: T
     penalised_P: T
     counts_P: T
     repetition_P: T
@@ -81,49 +82,48 @@ class Sampler:
 
     def lay_out(self, chunks: Rows[Chunk], rows: Rows[SampleRow]) -> SampleFields[Array]:
         """rows: those of `sample_rows(chunks)`."""
-        ends = np.cumsum([chunk.count for chunk in chunks])
-        hidden = [end - 1 for chunk, end in zip(chunks, ends.tolist(), strict=True) if chunk.samples]
+        ends = np.cumsum([chunk.count for chunk in chunks]).tolist()
+        hidden = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
         logits_row = {chunk.seq: i for i, chunk in enumerate(chunk for chunk in chunks if chunk.samples)}
-        random = [i for i, row in enumerate(rows) if not row.params.greedy]
-        penalised = [i for i, row in enumerate(rows) if row.params.has_penalties]
-        chance, penalty = [rows[i] for i in random], [rows[i].params for i in penalised]
-        biases = [
-            (i, token, bias) for i, row in enumerate(rows) for token, bias in row.params.logit_bias.items()
-        ]
+        params = [row.params for row in rows]
+        penalised = [i for i, own in enumerate(params) if own.has_penalties]
+        penalties = [params[i] for i in penalised]
+        biases = [(i, *pair) for i, own in enumerate(params) for pair in own.logit_bias.items()]
         bans = [(i, token) for i, row in enumerate(rows) for token in row.banned]
         return SampleFields(
             hidden_S=_ints(hidden),
             logits_R=_ints(logits_row[row.source] for row in rows),
-            random_N=_ints(random),
-            temperature_N=_floats(row.params.temperature for row in chance),
-            top_k_N=_ints(row.params.top_k for row in chance),
-            top_p_N=_floats(row.params.top_p for row in chance),
-            min_p_N=_floats(row.params.min_p for row in chance),
-            seed_N=np.array([row.seq.seed & _SEED_MASK for row in chance], dtype=np.uint64).view(np.int64),
-            position_N=_ints(row.source.length for row in chance),
+            temperature_R=_floats(own.temperature for own in params),
+            top_k_R=_ints(own.top_k for own in params),
+            top_p_R=_floats(own.top_p for own in params),
+            min_p_R=_floats(own.min_p for own in params),
+            seed_R=np.array([row.seq.seed & SEED_MASK for row in rows], dtype=np.uint64).view(np.int64),
+            position_R=_ints(row.source.length for row in rows),
             penalised_P=_ints(penalised),
             counts_P=_ints(self._counts.rows([(rows[i].seq, rows[i].source) for i in penalised])),
-            repetition_P=_floats(params.repetition_penalty for params in penalty),
-            presence_P=_floats(params.presence_penalty for params in penalty),
-            frequency_P=_floats(params.frequency_penalty for params in penalty),
+            repetition_P=_floats(own.repetition_penalty for own in penalties),
+            presence_P=_floats(own.presence_penalty for own in penalties),
+            frequency_P=_floats(own.frequency_penalty for own in penalties),
             bias_row_X=_ints(row for row, _, _ in biases),
             bias_token_X=_ints(token for _, token, _ in biases),
             bias_X=_floats(bias for _, _, bias in biases),
             ban_row_Y=_ints(row for row, _ in bans),
             ban_token_Y=_ints(token for _, token in bans),
-            reported_Q=_ints(i for i, row in enumerate(rows) if row.params.logprobs is not None),
+            reported_Q=_ints(i for i, own in enumerate(params) if own.logprobs is not None),
         )
 
     def sample(
-        self, logits_SV: Tensor, rows: Rows[SampleRow], tensors: SampleFields[Tensor]
+        self, logits_SV: Tensor, rows: Rows[SampleRow], t: SampleFields[Tensor]
     ) -> tuple[Tensor, Reported | None]:
         """Tokens [R]; logits_SV: fp32 [S, vocabulary], left as they are."""
-        shared = len(rows) > logits_SV.shape[0]
-        logits_RV = logits_SV[tensors.logits_R] if shared else logits_SV
-        tokens_R = _choose(self._adjust(logits_RV, tensors), tensors)
-        if tensors.penalised_P.numel():
-            self._counts.add(tensors.counts_P, tokens_R[tensors.penalised_P])
-        return tokens_R, _report(logits_RV, tokens_R, rows, tensors.reported_Q)
+        logits_RV = logits_SV[t.logits_R] if len(rows) > logits_SV.shape[0] else logits_SV
+        tokens_R = ops.sample(
+            self._adjust(logits_RV, t),
+            *(t.temperature_R, t.top_k_R, t.top_p_R, t.min_p_R, t.seed_R, t.position_R),
+        )
+        if t.penalised_P.numel():
+            self._counts.add(t.counts_P, tokens_R[t.penalised_P])
+        return tokens_R, _report(logits_RV, tokens_R, rows, t.reported_Q)
 
     def _adjust(self, logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
         """Penalties, bias and bans; a copy only where a row asks for any."""
@@ -144,9 +144,6 @@ class Sampler:
         return logits_RV
 
 
-_SEED_MASK = (1 << 64) - 1
-
-
 def sample_rows(chunks: Rows[Chunk]) -> list[SampleRow]:
     """Who gets a token from these chunks: sequences that reach their end, and siblings that begin there."""
     return [
@@ -155,24 +152,6 @@ def sample_rows(chunks: Rows[Chunk]) -> list[SampleRow]:
         if chunk.samples
         for seq in (chunk.seq, *chunk.seq.request.unborn)
     ]
-
-
-def _choose(logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
-    N = t.random_N.numel()
-    if logits_RV.shape[0] == N:
-        logits_RV = _perturb(logits_RV, t)
-    elif N:
-        logits_RV = logits_RV.index_copy(0, t.random_N, _perturb(logits_RV[t.random_N], t))
-    return logits_RV.argmax(-1)
-
-
-def _perturb(logits_NV: Tensor, t: SampleFields[Tensor]) -> Tensor:
-    """Tempered, filtered, and with the Gumbel noise of (seed, position, token)."""
-    logits_NV = ops.filter_logits(
-        logits_NV / t.temperature_N.unsqueeze(1), t.top_k_N.tolist(), t.top_p_N.tolist(), t.min_p_N.tolist()
-    )
-    seeds, positions = t.seed_N.tolist(), t.position_N.tolist()
-    return logits_NV + ops.gumbel_noise(seeds, positions, logits_NV.shape[1], logits_NV.device)
 
 
 def _report(

@@ -1,0 +1,62 @@
+"""Which bucket runs a batch, and that a recording reads what was put where it was recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodefleet.worker.runner.batch import ModelInput, as_input
+from decodefleet.worker.runner.graphs import Bucket, Buckets, DecodeGraphs
+
+
+def test_the_buckets_of_a_usual_worker() -> None:
+    buckets = Buckets.up_to(64, 8192)
+    assert buckets.rows == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert buckets.contexts == (2048, 8192)
+    assert Buckets.up_to(64, 131072).contexts == (2048, 8192, 32768, 131072)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 255, 256, 257, 288, 300, 1000])
+def test_the_largest_bucket_is_the_maximum(rows: int) -> None:
+    buckets = Buckets.up_to(rows, 100)
+    assert buckets.rows[-1] == rows
+    assert buckets.contexts == (100,)
+    assert list(buckets.rows) == sorted(set(buckets.rows))
+
+
+@given(st.data(), st.integers(1, 600), st.integers(1, 40_000))
+def test_the_smallest_bucket_that_holds_a_batch(data: st.DataObject, max_rows: int, max_context: int) -> None:
+    buckets = Buckets.up_to(max_rows, max_context)
+    rows = data.draw(st.integers(1, max_rows))
+    context = data.draw(st.integers(1, max_context))
+    bucket = buckets.smallest(rows, context)
+    assert bucket.rows == min(n for n in buckets.rows if n >= rows)
+    assert bucket.context == min(n for n in buckets.contexts if n >= context)
+    # a batch is never padded to twice itself, but for the smallest
+    assert bucket.rows <= max(2 * rows, 8)
+
+
+def test_largest_first() -> None:
+    order = list(Buckets.up_to(4, 3000).descending())
+    assert order == [Bucket(rows, context) for context in (3000, 2048) for rows in (4, 2, 1)]
+    assert len(order) == len(Buckets.up_to(4, 3000))
+
+
+def inputs_of(tokens: torch.Tensor) -> ModelInput:
+    nothing = torch.zeros(0)
+    return as_input([tokens, *[nothing] * 5], max_query=1, max_context=8, decodes=len(tokens))
+
+
+def test_a_replay_reads_the_tokens_of_its_step() -> None:
+    def forward(inputs: ModelInput) -> torch.Tensor:
+        return inputs.tokens_T.float().unsqueeze(1).expand(-1, 3)
+
+    graphs = DecodeGraphs(Buckets.up_to(4, 8), forward, torch.full((4, 3), float("nan")))
+    tokens, bucket = torch.tensor([1, 2]), Bucket(2, 8)
+    graphs.record(bucket, inputs_of(tokens))
+    tokens.copy_(torch.tensor([7, 0]))
+    assert graphs.replay(bucket, inputs_of(tokens), 1).tolist() == [[7.0, 7.0, 7.0]]
+    with pytest.raises(AssertionError, match="another step"):
+        graphs.replay(bucket, inputs_of(torch.tensor([7, 0])), 1)
