@@ -9,6 +9,8 @@ from torch import Tensor
 
 from decodefleet.kernels import ops
 
+from .norm import RmsNorm
+
 
 @dataclass(frozen=True)
 class LinearOptions:
@@ -37,3 +39,17 @@ class Linear:
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         return ops.linear(x_TK, self._prepared, self._out_dtype)
+
+    def of_norm(
+        self,
+        x_TK: Tensor | None,
+        residual_TK: Tensor,
+        norm: RmsNorm,
+        activation: ops.Activation | None = None,
+    ) -> Tensor:
+        """residual += x, in place; the projection of its norm, or act(gate)·up of that."""
+        return ops.norm_linear(x_TK, residual_TK, norm.weight_D, norm.eps, self._prepared, activation)
+
+    def add_to(self, x_TK: Tensor, residual_TN: Tensor) -> Tensor | None:
+        """Adds the projection to the residual stream, in place; what it returns is still to be added."""
+        return ops.linear_add(x_TK, self._prepared, residual_TN)

@@ -14,6 +14,7 @@ from decodefleet.kernels.ops import AttentionMetadata
 
 from ..assets.checkpoint import ModelInfo
 from ..layers.linear import Linear, LinearOptions
+from ..layers.norm import RmsNorm
 from ..layers.rotary import rope_table
 from .weights import Weights
 
@@ -22,6 +23,8 @@ class LlamaAttention:
     def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
         self.layer = layer
         self.heads, self.kv_heads, self.head_dim = info.heads, info.kv_heads, info.head_dim
+        norm = weights.take(f"model.layers.{layer}.input_layernorm.weight", info.hidden_size)
+        self.norm = RmsNorm(norm, info.rms_norm_eps)
         prefix = f"model.layers.{layer}.self_attn"
         widths = {"q": info.heads * info.head_dim, "k": info.kv_heads * info.head_dim}
         widths["v"] = widths["k"]
@@ -40,16 +43,26 @@ class LlamaAttention:
         out_biases = [weights.take(out_bias, info.hidden_size)] if weights.has(out_bias) else []
         self.out = Linear([out], out_biases, linear)
 
-    def __call__(self, x_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
-        T = x_TD.shape[0]
-        qkv_THD = self.qkv(x_TD).view(T, self.heads + 2 * self.kv_heads, self.head_dim)
+    def __call__(
+        self,
+        x_TD: Tensor | None,
+        residual_TD: Tensor,
+        rope_PR: Tensor,
+        kv: Tensor,
+        meta: AttentionMetadata,
+    ) -> Tensor | None:
+        T = residual_TD.shape[0]
+        qkv_TN = self.qkv.of_norm(x_TD, residual_TD, self.norm)
+        qkv_THD = qkv_TN.view(T, self.heads + 2 * self.kv_heads, self.head_dim)
         q_THD = ops.rotary_store(qkv_THD, rope_PR, meta, kv, self.layer)
         o_THD = ops.paged_attention(q_THD, kv, self.layer, meta, self.head_dim**-0.5)
-        return self.out(o_THD.reshape(T, -1))
+        return self.out.add_to(o_THD.reshape(T, -1), residual_TD)
 
 
 class LlamaMlp:
     def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
+        norm = weights.take(f"model.layers.{layer}.post_attention_layernorm.weight", info.hidden_size)
+        self.norm = RmsNorm(norm, info.rms_norm_eps)
         prefix = f"model.layers.{layer}.mlp"
         inner, hidden = info.intermediate_size, info.hidden_size
         gate_up = [weights.take(f"{prefix}.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
@@ -57,26 +70,26 @@ class LlamaMlp:
         down = weights.take(f"{prefix}.down_proj.weight", hidden, inner)
         self.down = Linear([down], [], linear)
 
-    def __call__(self, x_TD: Tensor) -> Tensor:
-        return self.down(ops.silu_mul(self.gate_up(x_TD)))
+    def __call__(self, x_TD: Tensor | None, residual_TD: Tensor) -> Tensor | None:
+        return self.down.add_to(self.gate_up.of_norm(x_TD, residual_TD, self.norm, "silu"), residual_TD)
 
 
 class LlamaLayer:
+    """Both halves hand on what is still to be added to the residual stream, None where nothing is."""
+
     def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
-        prefix = f"model.layers.{layer}"
-        self.eps = info.rms_norm_eps
-        self.input_norm = weights.take(f"{prefix}.input_layernorm.weight", info.hidden_size)
         self.attention = LlamaAttention(info, layer, weights, linear)
-        self.post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", info.hidden_size)
         self.mlp = LlamaMlp(info, layer, weights, linear)
 
     def __call__(
-        self, x_TD: Tensor, residual_TD: Tensor, rope_PR: Tensor, kv: Tensor, meta: AttentionMetadata
-    ) -> Tensor:
-        """What this layer adds to the residual stream, which takes what came before it, in place."""
-        normed_TD = ops.add_rms_norm_(x_TD, residual_TD, self.input_norm, self.eps)
-        x_TD = self.attention(normed_TD, rope_PR, kv, meta)
-        return self.mlp(ops.add_rms_norm_(x_TD, residual_TD, self.post_norm, self.eps))
+        self,
+        x_TD: Tensor | None,
+        residual_TD: Tensor,
+        rope_PR: Tensor,
+        kv: Tensor,
+        meta: AttentionMetadata,
+    ) -> Tensor | None:
+        return self.mlp(self.attention(x_TD, residual_TD, rope_PR, kv, meta), residual_TD)
 
 
 class LlamaModel:
@@ -90,10 +103,9 @@ class LlamaModel:
         device: torch.device,
         linear: LinearOptions,
     ) -> None:
-        self.eps = info.rms_norm_eps
         self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
         self.layers = [LlamaLayer(info, i, weights, linear) for i in range(info.layers)]
-        self.norm = weights.take("model.norm.weight", info.hidden_size)
+        self.norm = RmsNorm(weights.take("model.norm.weight", info.hidden_size), info.rms_norm_eps)
         tied = info.tie_word_embeddings or not weights.has("lm_head.weight")
         head_VD = (
             self.embedding_VD if tied else weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
@@ -103,12 +115,12 @@ class LlamaModel:
 
     def forward(self, tokens_T: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
-        x_TD = self.embedding_VD[tokens_T]
+        x_TD: Tensor | None = self.embedding_VD[tokens_T]
         # in fp32: sixty bf16 roundings of one sum cost more accuracy than all products together
-        residual_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+        residual_TD = tokens_T.new_zeros(len(tokens_T), self.embedding_VD.shape[1], dtype=torch.float32)
         for layer in self.layers:
             x_TD = layer(x_TD, residual_TD, self.rope_PR, kv, meta)
-        return ops.add_rms_norm_(x_TD, residual_TD, self.norm, self.eps)
+        return self.norm(x_TD, residual_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """fp32 [R, V]."""
