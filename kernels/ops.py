@@ -21,7 +21,7 @@ from .linear.prepared import Prepared, Quantization, apply_linear, prepare_linea
 from .logprobs import reference as logprobs_reference
 from .logprobs.reference import Logprobs
 from .paged_attention import cpu as attention_cpu
-from .paged_attention.metadata import AttentionMetadata
+from .paged_attention.metadata import PLAIN, AttentionMetadata, AttentionOptions
 from .paged_attention.reference import paged_attention_tiles
 from .penalties import reference as penalties_reference
 from .rms_norm import reference as rms_reference
@@ -35,6 +35,7 @@ from .silu_mul import reference as silu_reference
 __all__ = [
     "Activation",
     "AttentionMetadata",
+    "AttentionOptions",
     "Logprobs",
     "Prepared",
     "Quantization",
@@ -269,11 +270,29 @@ def scatter_blocks(staged: Tensor, slabs: Tensor, blocks: Tensor) -> None:
     return kv_reference.scatter_blocks(staged, slabs, blocks)
 
 
-def paged_attention(q_THD: Tensor, kv: Tensor, layer: int, meta: AttentionMetadata, scale: float) -> Tensor:
-    """Causal attention of this step's tokens over the paged cache → [tokens, heads, head_dim]."""
-    kernels = library() if attention_cpu.supports(q_THD, kv) else None
+def paged_attention(
+    q_THD: Tensor,
+    kv: Tensor,
+    layer: int,
+    meta: AttentionMetadata,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
+    q_sink_THD: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of this step's tokens over the paged cache → [tokens, heads, head_dim].
+
+    kv_scales: of a quantised cache, as for `rotary_store`. q_sink_THD: queries for the sink keys, if they are
+    others (`rotary_store_sinks`).
+    """
+    if q_THD.is_cuda:
+        from .paged_attention.kernel import paged_attention_triton
+
+        return paged_attention_triton(q_THD, kv, layer, meta, scale, options, kv_scales, q_sink_THD)
+    native = options.plain and kv_scales is None and attention_cpu.supports(q_THD, kv)
+    kernels = library() if native else None
     if kernels is None:
-        return paged_attention_tiles(q_THD, kv, layer, meta, scale)
+        return paged_attention_tiles(q_THD, kv, layer, meta, scale, options, kv_scales, q_sink_THD)
     return attention_cpu.paged_attention_cpu(kernels, q_THD, kv, layer, meta, scale)
 
 

@@ -57,26 +57,47 @@ TABLE: dict[tuple[str, str], dict[str, Params]] = {
         "*": Params(8, 3, {"BLOCK_N": 64, "BLOCK_T": 128, "BLOCK_K": 64}),
         "gfx9": Params(8, 2, {"BLOCK_N": 64, "BLOCK_T": 128, "BLOCK_K": 64}),
     },
-    # classes: kind, head size rounded up, quantised or not. BLOCK_M of decode is an upper bound
-    ("paged_attention", "decode/64"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "decode/128"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "decode/256"): {"*": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
-    ("paged_attention", "decode/64/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "decode/128/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "decode/256/quantised"): {"*": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
-    ("paged_attention", "prefill/64"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "prefill/128"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "prefill/256"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
-    ("paged_attention", "prefill/64/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "prefill/128/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "prefill/256/quantised"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
-    # K: two accumulators per tile
-    ("paged_attention", "invariant/64"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "invariant/128"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "invariant/256"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
-    ("paged_attention", "invariant/64/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "invariant/128/quantised"): {"*": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64})},
-    ("paged_attention", "invariant/256/quantised"): {"*": Params(8, 2, {"BLOCK_M": 64, "BLOCK_N": 32})},
+    # attention: kind and head size rounded up. Decode lowers BLOCK_M to its rows; block ids are loaded a step
+    # before keys, so of 5 stages two tiles of keys and values are in flight, by three programs on sm_90
+    ("paged_attention", "decode/64"): {
+        "*": Params(4, 5, {"BLOCK_M": 64, "BLOCK_N": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 64}),
+    },
+    ("paged_attention", "decode/128"): {
+        "*": Params(4, 5, {"BLOCK_M": 64, "BLOCK_N": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32}),
+    },
+    ("paged_attention", "decode/256"): {
+        "*": Params(4, 5, {"BLOCK_M": 64, "BLOCK_N": 32}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 16}),
+    },
+    # 128 rows halve what is read from L2 for a product; sm_80 spills with them
+    ("paged_attention", "prefill/64"): {
+        "*": Params(8, 3, {"BLOCK_M": 128, "BLOCK_N": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 64}),
+    },
+    ("paged_attention", "prefill/128"): {
+        "*": Params(8, 3, {"BLOCK_M": 128, "BLOCK_N": 64}),
+        "sm_8": Params(4, 3, {"BLOCK_M": 64, "BLOCK_N": 32}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32}),
+    },
+    ("paged_attention", "prefill/256"): {
+        "*": Params(8, 3, {"BLOCK_M": 64, "BLOCK_N": 32}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 16}),
+    },
+    # K: all of a row, as decode and prefill must agree in every bit
+    ("paged_attention", "invariant/64"): {
+        "*": Params(4, 5, {"BLOCK_M": 64, "BLOCK_N": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 64}),
+    },
+    ("paged_attention", "invariant/128"): {
+        "*": Params(4, 5, {"BLOCK_M": 64, "BLOCK_N": 32}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32}),
+    },
+    ("paged_attention", "invariant/256"): {
+        "*": Params(8, 3, {"BLOCK_M": 64, "BLOCK_N": 32}),
+        "gfx9": Params(4, 2, {"BLOCK_M": 64, "BLOCK_N": 16}),
+    },
 }
 
 

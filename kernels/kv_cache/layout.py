@@ -68,10 +68,10 @@ class KvLayout:
 
     def view(self, slabs: Tensor) -> KvCache:
         """Numbers in slabs, uint8 [blocks, slab_bytes]."""
-        shape = (self.layers, 2, self.kv_heads, self.block_size, self.head_dim)
-        values = slabs[:, : self.value_bytes].view(self.dtype).unflatten(1, shape)
+        numbers = (self.layers, 2, self.kv_heads, self.block_size, self.head_dim)
+        values = slabs[:, : self.value_bytes].view(self.dtype).unflatten(1, numbers)
         if not self.quantised:
             return KvCache(slabs, values, None)
         scales = slabs[:, self.value_bytes : self.value_bytes + self.scale_bytes].view(torch.float32)
-        shape = (self.layers, self.kv_heads, 2, self.block_size)
-        return KvCache(slabs, values, scales.unflatten(1, shape).transpose(2, 3))
+        of_heads = (self.layers, self.kv_heads, 2, self.block_size)
+        return KvCache(slabs, values, scales.unflatten(1, of_heads).transpose(2, 3))

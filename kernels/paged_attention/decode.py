@@ -1,8 +1,8 @@
-"""Attention of a few new tokens per sequence: keys are split over programs, partial states merged by a second kernel.
+"""Attention of a few new tokens per sequence: keys are split over programs, then partial states merged.
 
-A program is (KV head and tile of rows, split, sequence); it reads its keys once for all query heads that share them.
-Grids come from host-known bounds, and programs beyond a sequence's keys leave at once, so both kernels can be
-captured in a graph. Flash-decoding (Dao et al. 2023).
+A program is (KV head and tile of rows, split, sequence); it reads its keys once for all query heads that
+share them. Grids come from host-known bounds, and programs beyond a sequence's keys leave at once, so both
+kernels can be captured in a graph. Flash-decoding (Dao et al. 2023).
 
 Slots of partial states: where there are sinks slot 0 is theirs, then come the splits in order of position.
 """
@@ -22,17 +22,18 @@ def spans(
     window,
     split_tokens,
     splits,
-    WINDOWED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SINKS: tl.constexpr,
     INVARIANT: tl.constexpr,
 ):
     """First key behind the sinks, base of the first split and keys per split, for one sequence.
 
+    Bounded: tokens see no keys before the last `window`, and sinks apart.
     Invariant: splits are `split_tokens` keys each. Otherwise what there is to read is dealt out evenly, in
     multiples of `split_tokens`. Splits begin at its multiples in both.
     """
-    lo = SINKS
-    if WINDOWED:
+    lo = 0
+    if BOUNDED:
         lo = tl.maximum(SINKS, context - q_len - window + 1)
     base = lo // split_tokens * split_tokens
     size = split_tokens
@@ -74,14 +75,14 @@ def decode_kernel(
     head_stride,
     scale_stride,
     scale_head_stride,
-    WINDOWED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
     LEARNED: tl.constexpr,
     INVARIANT: tl.constexpr,
     DIRECT: tl.constexpr,
     KV: tl.constexpr,
-    FP8_NATIVE: tl.constexpr,
+    FAST_WIDEN: tl.constexpr,
     GROUP: tl.constexpr,
     ROW_TILES: tl.constexpr,
     D: tl.constexpr,
@@ -90,26 +91,24 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Direct: out [tokens, heads, D]. Otherwise partial states, partial fp32 [tokens, heads, slots, D] and weight
-    fp32 [tokens, heads, 2, slots] (peak, total).
+    """Direct: out [tokens, heads, D]. Otherwise partial states, partial fp32 [tokens, heads, slots, D] and
+    weight fp32 [tokens, heads, 2, slots] (peak, total).
     """
     kv_head, row_tile = tl.program_id(0) // ROW_TILES, tl.program_id(0) % ROW_TILES
     slot, seq = tl.program_id(1), tl.program_id(2)
     q_first = tl.load(query_start_ptr + seq)
     q_len = tl.load(query_start_ptr + seq + 1) - q_first
     context = tl.load(context_ptr + seq)
-    lo, base, size = spans(context, q_len, window, split_tokens, splits, WINDOWED, SINKS, INVARIANT)
-    if SINKS > 0:
-        first = base + (slot - 1) * size
-    else:
-        first = base + slot * size
+    lo, base, size = spans(context, q_len, window, split_tokens, splits, BOUNDED, SINKS, INVARIANT)
+    first = base + (slot - 1 if SINKS > 0 else slot) * size
     # the sinks' slot begins before everybody's context, so it never leaves here
     if (first >= context) | (row_tile * BLOCK_M >= q_len * GROUP):
         return
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     real = row < q_len * GROUP
-    positions = context - q_len + row // GROUP
-    last = tl.minimum(context, context - q_len + (row_tile * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
+    last_key = context - q_len + row // GROUP
+    first_key = tl.maximum(SINKS, last_key - window + 1)
+    end = tl.minimum(context, context - q_len + (row_tile * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
     token = (q_first + row // GROUP).to(tl.int64)
     head = kv_head * GROUP + row % GROUP
     d = tl.arange(0, D_PAD)
@@ -124,20 +123,17 @@ def decode_kernel(
         scale_stride,
     )
     q_cells = token * q_stride + head * D
-    lo, hi = tl.maximum(lo, first), tl.minimum(last, first + size)
-    window_seen = window
-    if SINKS > 0:
+    lo, hi = tl.maximum(lo, first), tl.minimum(end, first + size)
+    if SINKS > 0:  # noqa: SIM102 - known when compiling, the slot is not
         if slot == 0:
-            q_cells = token * q_sink_stride + head * D
-            q_ptr = q_sink_ptr
-            lo, hi = 0, tl.minimum(last, SINKS)
-            # no token is so late that it would not see these
-            window_seen = context + 1
+            q_cells, q_ptr = token * q_sink_stride + head * D, q_sink_ptr
+            lo, hi = 0, tl.minimum(end, SINKS)
+            first_key, last_key = tl.zeros_like(first_key), tl.minimum(last_key, SINKS - 1)
     q = tl.load(q_ptr + q_cells[:, None] + d[None, :], mask=stored, other=0)
     peak, total, acc = no_keys(BLOCK_M, D_PAD)
     peak, total, acc = walk(
-        q, peak, total, acc, positions, lo, hi, pages, scale, soft_cap, window_seen,
-        True, WINDOWED, CAPPED, KV, FP8_NATIVE, D, BLOCK_SIZE, BLOCK_N,
+        q, peak, total, acc, first_key, last_key, lo, hi, pages, scale, soft_cap,
+        True, BOUNDED, CAPPED, KV, FAST_WIDEN, D, BLOCK_SIZE, BLOCK_N,
     )  # fmt: skip
     if DIRECT:
         learned = peak
@@ -169,7 +165,7 @@ def merge_kernel(
     splits,
     slots,
     heads,
-    WINDOWED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SINKS: tl.constexpr,
     LEARNED: tl.constexpr,
     INVARIANT: tl.constexpr,
@@ -183,7 +179,7 @@ def merge_kernel(
     if i >= q_len:
         return
     context = tl.load(context_ptr + seq)
-    lo, base, size = spans(context, q_len, window, split_tokens, splits, WINDOWED, SINKS, INVARIANT)
+    _, base, size = spans(context, q_len, window, split_tokens, splits, BOUNDED, SINKS, INVARIANT)
     used = tl.cdiv(context - base, size)
     if SINKS > 0:
         used += 1

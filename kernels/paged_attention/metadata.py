@@ -18,8 +18,8 @@ class AttentionMetadata:
         tokens are its last: their positions end at context - 1.
     slots_T: int64 [T], where each token's key and value go.
     max_query, max_context: of the above, as host integers; upper bounds are enough.
-    decodes, decode_query: the first `decodes` sequences have at most `decode_query` new tokens each, so that a
-        GPU spreads the keys of these over many programs. Without it a step with prefill chunks is slower.
+    decodes, decode_query: the first `decodes` sequences have at most `decode_query` new tokens each; a GPU
+        spreads the keys of these over many programs. Without it a step with prefill chunks is slower.
     """
 
     query_start_B1: Tensor

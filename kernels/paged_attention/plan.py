@@ -1,4 +1,4 @@
-"""How a launch of attention is cut up: tiles by shape, splits by how much there is to read. Pure, no tensors."""
+"""How a launch of attention is cut up: tiles by shape, splits by how much there is to read. Pure."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def plan_phases(meta: AttentionMetadata, sequences: int) -> Phases:
     return Phases(meta.decodes, meta.decode_query)
 
 
-def plan_tiles(rows: int, head_dim: int, *, kind: str, quantised: bool, chip: Chip) -> Tiles:
+def plan_tiles(rows: int, head_dim: int, *, kind: str, chip: Chip) -> Tiles:
     """rows: query heads that share a KV head, times tokens. kind: decode, prefill or invariant.
 
     In batch-invariant mode decode and prefill must do the same arithmetic, so both take the same tiles.
     """
     width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    chosen = params("paged_attention", f"{kind}/{width}{'/quantised' if quantised else ''}", chip)
+    chosen = params("paged_attention", f"{kind}/{width}", chip)
     block_m = chosen.blocks["BLOCK_M"]
     if kind == "decode":
         block_m = min(block_m, max(16, 1 << (rows - 1).bit_length()))
-    return Tiles(block_m, -(-rows // block_m), chosen)
+    return Tiles(block_m, _cdiv(rows, block_m), chosen)
 
 
 def plan_splits(
@@ -73,19 +73,23 @@ def plan_splits(
     """programs: sequences × KV heads × row tiles. keys: most that one sequence reads. resident: programs per
     multiprocessor at once.
 
-    Programs that run at once share the bandwidth evenly, so time counts in rounds of full multiprocessors; the
-    number of splits that needs least of it is taken. Fewer is better among equals.
+    Programs that run at once share the bandwidth evenly, so time counts in rounds of full multiprocessors;
+    the number of splits that needs least of it is taken, the smallest of equals.
     """
     if invariant:
         # a window may begin in the middle of a split
-        return Splits(max(1, -(-keys // INVARIANT_SPLIT)) + windowed, INVARIANT_SPLIT)
+        return Splits(max(1, _cdiv(keys, INVARIANT_SPLIT)) + windowed, INVARIANT_SPLIT)
     slots = multiprocessors * resident
 
     def cost(splits: int) -> float:
-        tokens = -(-(-(-keys // splits)) // SPLIT_STEP) * SPLIT_STEP
-        rounds = -(-programs * splits // slots)
+        tokens = _cdiv(_cdiv(keys, splits), SPLIT_STEP) * SPLIT_STEP
+        rounds = _cdiv(programs * splits, slots)
         merge = MERGE_KEYS + MERGE_KEYS_PER_SPLIT * splits if splits > 1 else 0
         return rounds * (tokens + PROGRAM_KEYS) + merge
 
-    most = min(MAX_SPLITS, max(1, -(-keys // SPLIT_STEP)))
+    most = min(MAX_SPLITS, max(1, _cdiv(keys, SPLIT_STEP)))
     return Splits(min(range(1, most + 1), key=cost), SPLIT_STEP)
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,8 +1,8 @@
-"""Attention of prompt chunks against their cached prefix and themselves, sequences of any length in one launch.
+"""Attention of prompt chunks against their cached prefix and themselves, any lengths in one launch.
 
-A program is (tile of BLOCK_M rows of one sequence, KV head). Rows are query heads of tokens in order, so tiles are
-full whatever the number of heads that share a KV head. The grid is an upper bound from host-known numbers; a program
-finds its sequence by bisection.
+A program is (tile of BLOCK_M rows of one sequence, KV head). Rows are query heads of tokens in order, so
+tiles are full whatever the number of heads that share a KV head. The grid is an upper bound from host-known
+numbers; a program finds its sequence by bisection. FlashAttention-2 (Dao 2023).
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def prefill_kernel(
     head_stride,
     scale_stride,
     scale_head_stride,
-    WINDOWED: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
     LEARNED: tl.constexpr,
     INVARIANT: tl.constexpr,
     KV: tl.constexpr,
-    FP8_NATIVE: tl.constexpr,
+    FAST_WIDEN: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -89,7 +89,8 @@ def prefill_kernel(
     row = first_row + tl.arange(0, BLOCK_M)
     real = row < q_len * GROUP
     earliest = context - q_len + first_row // GROUP
-    positions = context - q_len + row // GROUP
+    last_key = context - q_len + row // GROUP
+    first_key = tl.maximum(SINKS, last_key - window + 1)
     hi = tl.minimum(context, context - q_len + (first_row + BLOCK_M - 1) // GROUP + 1)
     token = (q_first + row // GROUP).to(tl.int64)
     head = kv_head * GROUP + row % GROUP
@@ -106,37 +107,37 @@ def prefill_kernel(
     )
     q = tl.load(q_ptr + (token * q_stride + head * D)[:, None] + d[None, :], mask=stored, other=0)
     peak, total, acc = no_keys(BLOCK_M, D_PAD)
-    lo = SINKS
+    lo = 0
     if SINKS > 0:
         cells = (token * q_sink_stride + head * D)[:, None] + d[None, :]
         q_sink = tl.load(q_sink_ptr + cells, mask=stored, other=0)
         peak, total, acc = walk(
-            q_sink, peak, total, acc, positions, 0, tl.minimum(hi, SINKS), pages, scale, soft_cap, window,
-            True, False, CAPPED, KV, FP8_NATIVE, D, BLOCK_SIZE, BLOCK_N,
+            q_sink, peak, total, acc, first_key, tl.minimum(last_key, SINKS - 1), 0, tl.minimum(hi, SINKS),
+            pages, scale, soft_cap, True, False, CAPPED, KV, FAST_WIDEN, D, BLOCK_SIZE, BLOCK_N,
         )  # fmt: skip
-    if WINDOWED:
+    if BOUNDED:
         lo = tl.maximum(SINKS, earliest - window + 1)
     if INVARIANT:
         for first in tl.range(lo // split_tokens * split_tokens, hi, split_tokens):
             other_peak, other_total, other_acc = no_keys(BLOCK_M, D_PAD)
             other_peak, other_total, other_acc = walk(
-                q, other_peak, other_total, other_acc, positions, tl.maximum(lo, first),
-                tl.minimum(hi, first + split_tokens), pages, scale, soft_cap, window,
-                True, WINDOWED, CAPPED, KV, FP8_NATIVE, D, BLOCK_SIZE, BLOCK_N,
+                q, other_peak, other_total, other_acc, first_key, last_key, tl.maximum(lo, first),
+                tl.minimum(hi, first + split_tokens), pages, scale, soft_cap,
+                True, BOUNDED, CAPPED, KV, FAST_WIDEN, D, BLOCK_SIZE, BLOCK_N,
             )  # fmt: skip
             peak, total, acc = merge(peak, total, acc, other_peak, other_total, other_acc)
     else:
-        if not WINDOWED and SINKS == 0:
+        if not BOUNDED:
             # keys that every row sees need no mask
             full = tl.minimum(earliest + 1, hi) // BLOCK_N * BLOCK_N
             peak, total, acc = walk(
-                q, peak, total, acc, positions, 0, full, pages, scale, soft_cap, window,
-                False, False, CAPPED, KV, FP8_NATIVE, D, BLOCK_SIZE, BLOCK_N,
+                q, peak, total, acc, first_key, last_key, 0, full, pages, scale, soft_cap,
+                False, False, CAPPED, KV, FAST_WIDEN, D, BLOCK_SIZE, BLOCK_N,
             )  # fmt: skip
             lo = full
         peak, total, acc = walk(
-            q, peak, total, acc, positions, lo, hi, pages, scale, soft_cap, window,
-            True, WINDOWED, CAPPED, KV, FP8_NATIVE, D, BLOCK_SIZE, BLOCK_N,
+            q, peak, total, acc, first_key, last_key, lo, hi, pages, scale, soft_cap,
+            True, BOUNDED, CAPPED, KV, FAST_WIDEN, D, BLOCK_SIZE, BLOCK_N,
         )  # fmt: skip
     learned = peak
     if LEARNED:

@@ -1,8 +1,8 @@
 """Causal attention over a paged KV cache: a plain fp32 reference, and a batched form in fixed tiles.
 
 Formula: o = softmax(cap(q·Kᵀ·scale))·V per head over the keys that `visible` names; query head h reads KV
-head h // (heads / kv_heads) (GQA, MQA). Sink keys are scored by a query of their own where there is one (their
-distance then stays in range, Xiao et al. 2024); learned sink logits join the denominator (gpt-oss).
+head h // (heads / kv_heads) (GQA, MQA). Sink keys are scored by a query of their own where there is one:
+their distance stays in range (Xiao et al. 2024). Learned sink logits join the denominator (gpt-oss).
 Shapes: q_THD, q_sink_THD [tokens, heads, head_dim], kv [blocks, layers, 2, kv_heads, block_size, head_dim],
 kv_scales fp32 [blocks, layers, 2, kv_heads, block_size] for quantised caches.
 """

@@ -76,6 +76,14 @@ def select_token(batch: PagedBatch, token: int) -> PagedBatch:
     return PagedBatch(batch.q[token : token + 1], batch.kv, single)
 
 
+def quantise(kv: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Numbers and fp32 scales, one scale per token and head, in the shapes of a quantised cache."""
+    largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    scales = kv.float().abs().amax(-1) / largest
+    numbers = kv.float() / scales[..., None]
+    return (numbers.round() if dtype == torch.int8 else numbers).to(dtype), scales
+
+
 def error_ratio(found: Tensor, wanted: Tensor) -> float:
     """Root mean square of the difference over that of what is wanted."""
     found, wanted = found.float(), wanted.float()
