@@ -87,7 +87,7 @@ class Stack:
         config = ServeConfig(
             model=str(self._folder),
             served_model_name=MODEL,
-            fake=True,
+            fake=self._options.pop("fake", True),
             cluster_secret=secret,
             weights=ModelOptions(max_model_len=self._options.pop("max_model_len", 2048)),
             cache=CacheConfig(num_gpu_blocks_override=self._options.pop("blocks", 4096)),
