@@ -42,7 +42,7 @@ OPERATIONS = {module.partition(".")[0]: module for module in MODULES}
 class Compiled:
     """One kernel of one variant for one chip.
 
-    registers: per thread; spills: bytes of local memory per thread (NVIDIA) or registers spilled (AMD);
+    registers: per thread; spills: bytes per thread that live in memory for want of registers;
     shared: bytes per program; occupancy: share of a multiprocessor's warps that fit, by these and the warps.
     """
 
@@ -155,9 +155,10 @@ def _nvidia_usage(made: Any) -> tuple[int, int]:
 
 
 def _amd_usage(made: Any) -> tuple[int, int]:
-    used = dict(re.findall(r"\.(\w+_count):\s+(\d+)", made.asm["amdgcn"]))
-    registers = int(used["vgpr_count"]) + int(used.get("agpr_count", 0))
-    return registers, int(used["vgpr_spill_count"]) + int(used["sgpr_spill_count"])
+    # accumulation registers are among the vector registers; scalar registers spill to lanes of those,
+    # which costs no memory
+    used = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", made.asm["amdgcn"]))
+    return int(used["vgpr_count"]), int(used["private_segment_fixed_size"])
 
 
 @cache

@@ -60,31 +60,27 @@ def _metadata(sequences: int, query: int, context: int) -> AttentionMetadata:
     )
 
 
-INT8, FP8 = torch.int8, torch.float8_e4m3fn
+FP16, INT8, FP8 = torch.float16, torch.int8, torch.float8_e4m3fn
 CHUNK = 512
 
 VARIANTS = {
     "decode": Variant(),
     "decode-64": Variant(head_dim=64, heads=9, kv_heads=3),
-    "decode-80-mha": Variant(head_dim=80, kv_heads=32),
-    "decode-96": Variant(head_dim=96),
-    "decode-256-mqa": Variant(head_dim=256, heads=8, kv_heads=1),
-    "decode-fp16": Variant(dtype=torch.float16, kv_dtype=torch.float16),
+    "decode-80-mha-query8": Variant(query=8, head_dim=80, kv_heads=32),
+    "decode-96-mqa-fp16": Variant(head_dim=96, kv_heads=1, dtype=FP16, kv_dtype=FP16),
+    "decode-256-window-cap": Variant(head_dim=256, heads=16, window=1024, soft_cap=50.0),
     "decode-fp8": Variant(kv_dtype=FP8),
     "decode-int8": Variant(kv_dtype=INT8),
-    "decode-64-int8": Variant(head_dim=64, kv_dtype=INT8),
-    "decode-query4": Variant(query=4),
-    "decode-window-cap-256": Variant(head_dim=256, heads=16, window=1024, soft_cap=50.0),
+    "decode-64-int8-learned": Variant(head_dim=64, heads=64, kv_dtype=INT8, window=128, learned=True),
     "decode-sinks": Variant(window=1024, sinks=4),
-    "decode-learned-64": Variant(head_dim=64, heads=64, window=128, learned=True),
     "decode-invariant": Variant(invariant=True),
-    "decode-invariant-256": Variant(head_dim=256, invariant=True),
-    "decode-invariant-fp8": Variant(kv_dtype=FP8, invariant=True),
+    "decode-256-invariant": Variant(head_dim=256, invariant=True),
+    "decode-fp8-invariant": Variant(kv_dtype=FP8, invariant=True),
     "prefill": Variant(CHUNK),
-    "prefill-64": Variant(CHUNK, head_dim=64, heads=9, kv_heads=3),
-    "prefill-256": Variant(CHUNK, head_dim=256, heads=16),
+    "prefill-64-int8-learned": Variant(CHUNK, head_dim=64, heads=64, kv_dtype=INT8, learned=True),
+    "prefill-256-window-cap": Variant(CHUNK, head_dim=256, heads=16, window=1024, soft_cap=50.0),
     "prefill-fp8": Variant(CHUNK, kv_dtype=FP8),
     "prefill-sinks": Variant(CHUNK, window=1024, sinks=4),
     "prefill-invariant": Variant(CHUNK, invariant=True),
-    "prefill-invariant-256": Variant(CHUNK, head_dim=256, invariant=True),
+    "prefill-256-invariant": Variant(CHUNK, head_dim=256, invariant=True),
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decodefleet.kernels import ops
-from decodefleet.kernels.ops import AttentionMetadata
+from decodefleet.kernels.ops import AttentionMetadata, AttentionOptions
 
 from ..assets.checkpoint import ModelInfo
 from ..layers.linear import Linear, LinearOptions
@@ -22,6 +22,7 @@ from .weights import Weights
 class LlamaAttention:
     def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
         self.layer = layer
+        self.options = AttentionOptions(invariant=linear.invariant)
         self.heads, self.kv_heads, self.head_dim = info.heads, info.kv_heads, info.head_dim
         norm = weights.take(f"model.layers.{layer}.input_layernorm.weight", info.hidden_size)
         self.norm = RmsNorm(norm, info.rms_norm_eps)
@@ -55,7 +56,7 @@ class LlamaAttention:
         qkv_TN = self.qkv.of_norm(x_TD, residual_TD, self.norm)
         qkv_THD = qkv_TN.view(T, self.heads + 2 * self.kv_heads, self.head_dim)
         q_THD = ops.rotary_store(qkv_THD, rope_PR, meta, kv, self.layer)
-        o_THD = ops.paged_attention(q_THD, kv, self.layer, meta, self.head_dim**-0.5)
+        o_THD = ops.paged_attention(q_THD, kv, self.layer, meta, self.head_dim**-0.5, self.options)
         return self.out.add_to(o_THD.reshape(T, -1), residual_TD)
 
 
