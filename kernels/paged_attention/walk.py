@@ -77,7 +77,7 @@ def finish(peak, total, acc, learned, LEARNED: tl.constexpr):
 def widen(x, dtype: tl.constexpr, KV: tl.constexpr, FAST_WIDEN: tl.constexpr):
     """Stored numbers (bits in int8 where quantised) as `dtype`, exactly; their scale is the caller's.
 
-    Where the chip converts slowly (a sixteenth of its rate on sm_80) integer operations do it.
+    Where the chip converts slowly (an eighth of its rate on sm_80) integer operations do it.
     """
     if KV == "fp8":
         if FAST_WIDEN:

@@ -17,7 +17,7 @@ from decodefleet.kernels.paged_attention.walk import widen
 
 INVARIANT, FREE = AttentionOptions(invariant=True), AttentionOptions(invariant=False)
 # Triton's interpreter cuts bf16 off where a chip rounds
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 8e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 6e-4, torch.bfloat16: 8e-3}
 LENGTHS = [[(0, 1)], [(14, 1), (15, 1), (16, 1)], [(62, 1)], [(499, 1), (0, 1), (63, 1)]]
 CHUNKS = [[(0, 15)], [(0, 17), (0, 1), (500, 10)], [(63, 40)]]
 HEADS = [(9, 3, 64), (4, 4, 80), (5, 1, 128)]
@@ -188,13 +188,15 @@ def test_only_keys_that_are_seen_are_read(device: torch.device, spans: list[tupl
     kv[foreign] = float("nan")
     moved = on_device(PagedBatch(batch.q, kv.transpose(1, 4).contiguous(), batch.meta), device)
     found = paged_attention_triton(moved.q, moved.kv, 1, moved.meta, 0.125, options)
-    assert error_ratio(found.cpu(), wanted) < 2e-6
+    assert error_ratio(found.cpu(), wanted) < TOLERANCE[torch.float32]
 
 
 def test_large_scores_do_not_overflow(device: torch.device) -> None:
     batch = make_batch([(40, 5), (200, 1)], dtype=torch.float32)
-    check(PagedBatch(batch.q * 1000, batch.kv, batch.meta), device, FREE, tolerance=1e-4)
-    check(PagedBatch(batch.q * 1000, batch.kv, batch.meta), device, replace(FREE, soft_cap=30.0))
+    loud = PagedBatch(batch.q * 1000, batch.kv, batch.meta)
+    # a score of thousands is itself known to a thousandth
+    check(loud, device, FREE, tolerance=1e-2)
+    check(loud, device, replace(FREE, soft_cap=30.0), tolerance=1e-2)
 
 
 def test_queries_may_be_a_view_of_the_packed_projection(device: torch.device) -> None:
@@ -211,3 +213,22 @@ def test_the_torch_form_knows_the_same_options() -> None:
     kv, scales = quantise(batch.kv, torch.int8)
     arguments = (batch.q, kv, 1, batch.meta, 0.125, options, scales, torch.randn_like(batch.q))
     assert error_ratio(paged_attention_tiles(*arguments), paged_attention_reference(*arguments)) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [INVARIANT, FREE, FULL], ids=["invariant", "free", "all"])
+def test_launches_can_be_captured(device: torch.device, options: AttentionOptions) -> None:
+    """One graph, captured for the longest context, serves shorter ones by what its tensors hold."""
+    batch = on_device(make_batch([(600, 1), (511, 1)], dtype=torch.float16), device)
+    meta = replace(batch.meta, max_context=4096)
+    paged_attention_triton(batch.q, batch.kv, 1, meta, 0.125, options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = paged_attention_triton(batch.q, batch.kv, 1, meta, 0.125, options)
+    batch.q.copy_(torch.randn_like(batch.q))
+    meta.context_B.copy_(torch.tensor([37, 1]))
+    meta.positions_T.copy_(torch.tensor([36, 0]))
+    graph.replay()
+    cpu = on_device(PagedBatch(batch.q, batch.kv, meta), torch.device("cpu"))
+    wanted = paged_attention_reference(cpu.q, cpu.kv, 1, cpu.meta, 0.125, options)
+    assert error_ratio(out.cpu(), wanted) < TOLERANCE[torch.float16]
