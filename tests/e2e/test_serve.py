@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -158,11 +159,29 @@ def test_metrics_are_the_fleets(served: Served) -> None:
     until(lambda: metric(served, "decodefleet_generation_tokens_total") >= before + 5 * len(with_both))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_noticed_behind_the_proxy(served: Served, stream: bool) -> None:
+    aborted = "decodefleet_requests_finished_total(?={[^}]*abort)"
+    before = metric(served, aborted)
+    body = json.dumps(
+        {"model": "tiny", "prompt": "one two", "max_tokens": 2000, "ignore_eos": True} | {"stream": stream}
+    )
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(head.encode())
+        # as most clients do, in a packet of its own
+        time.sleep(0.05)
+        client.sendall(body.encode())
+        until(lambda: metric(served, "decodefleet_sequences_running") == 1)
+    until(lambda: metric(served, "decodefleet_sequences_running") == 0)
+    assert metric(served, aborted) == before + 1
+
+
 def test_redis_holds_the_directory(served: Served) -> None:
     (server,) = served.named("redis-server")
-    socket = command_line(server).split("unixsocket:")[1].split()[0]
+    path = command_line(server).split("unixsocket:")[1].split()[0]
     chat(served, messages=[{"role": "user", "content": "a long prompt " * 40}], max_tokens=1)
-    client = redis.Redis(unix_socket_path=socket)
+    client = redis.Redis(unix_socket_path=path)
     assert len(client.smembers("decodefleet:tiny:workers")) == 2
     until(lambda: max(client.hlen(key) for key in client.scan_iter("decodefleet:tiny:blocks:*")) > 8)
     client.close()
