@@ -22,19 +22,26 @@ class StepTimeModel:
         self._prior = np.array([prior.base, prior.prefill_token, prior.kv_token, prior.sequence]) * SCALE
         self._gram = np.zeros((4, 4))
         self._moment = np.zeros(4)
+        self._unread: list[tuple[float, int, int, int]] = []
 
     def observe(self, seconds: float, prefill_tokens: int, kv_tokens: int, sequences: int) -> None:
-        """One finished step."""
-        x = np.array([1.0, prefill_tokens, kv_tokens, sequences]) / SCALE
+        """One finished step. Costs next to nothing, for it comes after each."""
+        self._unread.append((seconds, prefill_tokens, kv_tokens, sequences))
+
+    def fitted(self) -> StepTime:
+        """The coefficients as of now."""
+        for seconds, *features in self._unread:
+            self._take(seconds, features)
+        self._unread.clear()
+        base, prefill, kv, sequence = (float(c) for c in self._solve() / SCALE)
+        return StepTime(base=base, prefill_token=prefill, kv_token=kv, sequence=sequence)
+
+    def _take(self, seconds: float, features: list[int]) -> None:
+        x = np.array([1.0, *features]) / SCALE
         # long steps carry no more weight than short ones: residuals are relative
         weight = 1.0 / max(seconds, 1e-4) ** 2
         self._gram = FORGETTING * self._gram + weight * np.outer(x, x)
         self._moment = FORGETTING * self._moment + weight * seconds * x
-
-    def fitted(self) -> StepTime:
-        """The coefficients as of now."""
-        base, prefill, kv, sequence = (float(c) for c in self._solve() / SCALE)
-        return StepTime(base=base, prefill_token=prefill, kv_token=kv, sequence=sequence)
 
     def _solve(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Ridge towards the prior; negative coefficients are pinned to zero one after the other."""

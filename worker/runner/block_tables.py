@@ -21,7 +21,8 @@ class BlockTables:
         # entries behind a sequence's own are stale or 0: valid ids, which is all that is asked of padding
         self._table: NDArray[np.int32] = np.zeros((rows, width), dtype=np.int32)
         self._row_of: dict[Sequence, int] = {}
-        self._lists: list[list[int] | None] = [None] * rows
+        # of each row: the list it was written from, and its last part
+        self._written: list[tuple[list[int] | None, int, list[int]]] = [(None, 0, [])] * rows
         self._free = list(range(rows))
 
     def gather(self, chunks: tuple[Chunk, ...], width: int) -> NDArray[np.int32]:
@@ -36,16 +37,19 @@ class BlockTables:
             row = self._take_row(seq)
         # a sequence that lost its blocks gets another list; in the same one, only blocks that are
         # written can have been added or exchanged
-        first = chunk.start // self._block_size if self._lists[row] is blocks else 0
-        self._table[row, first : len(blocks)] = blocks[first:]
-        self._lists[row] = blocks
+        known, first_known, tail_known = self._written[row]
+        first = chunk.start // self._block_size if known is blocks else 0
+        tail = blocks[first:]
+        if known is not blocks or first != first_known or tail != tail_known:
+            self._table[row, first : len(blocks)] = tail
+            self._written[row] = (blocks, first, tail)
         return row
 
     def _take_row(self, seq: Sequence) -> int:
         if not self._free:
             for held in [held for held in self._row_of if held.state is not State.RUNNING]:
                 row = self._row_of.pop(held)
-                self._lists[row] = None
+                self._written[row] = (None, 0, [])
                 self._free.append(row)
         row = self._free.pop()
         self._row_of[seq] = row

@@ -36,24 +36,30 @@ class Staging:
         """capacity: bytes. depth: steps in flight; each of them has a staging area on the host of its own."""
         self._capacity = -(-capacity // ALIGNMENT) * ALIGNMENT
         self._device = torch.empty(self._capacity, dtype=torch.uint8, device=device)
+        # most of a step's arrays are empty
+        self._nothing = {key: torch.empty(0, dtype=dtype, device=device) for key, dtype in _DTYPES.items()}
         self._on_host = device.type == "cpu"
         areas = [self._device] if self._on_host else [self._pinned(self._capacity) for _ in range(depth)]
         self._areas = [_Area(area, device) for area in areas]
         self._turn = 0
 
     def send(self, arrays: Sequence[Array]) -> list[Tensor]:
-        """Tensors on the device with the values of `arrays`, valid until the next send."""
+        """Tensors on the device with the values of `arrays` (contiguous), valid until the next send."""
         area = self._areas[self._turn]
         self._turn = (self._turn + 1) % len(self._areas)
         area.wait()
         end, tensors = 0, []
         for array in arrays:
+            if not array.size:
+                nothing = self._nothing[array.dtype]
+                tensors.append(nothing if array.ndim == 1 else nothing.view(array.shape))
+                continue
             start = -(-end // ALIGNMENT) * ALIGNMENT
             if start + array.nbytes > self._capacity:
                 tensors.append(self._send_alone(array))
                 continue
             end = start + array.nbytes
-            area.bytes[start:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            area.bytes[start:end] = array.reshape(-1).view(np.uint8)
             tensors.append(self._device[start:end].view(_DTYPES[array.dtype]).view(array.shape))
         if not self._on_host:
             self._device[:end].copy_(area.tensor[:end], non_blocking=True)
@@ -61,7 +67,7 @@ class Staging:
         return tensors
 
     def _send_alone(self, array: Array) -> Tensor:
-        return send(torch.from_numpy(np.ascontiguousarray(array)), self._device.device)
+        return send(torch.from_numpy(array), self._device.device)
 
     @staticmethod
     def _pinned(size: int) -> Tensor:

@@ -17,7 +17,7 @@ from decodefleet.kernels import ops
 
 from ..assets.checkpoint import ModelInfo
 from ..batcher import Chunk, StepPlan
-from ..config import EngineConfig
+from ..config import BatchConfig, EngineConfig
 from ..engine_api import Progress
 from ..layers.linear import LinearOptions
 from ..models.registry import model_class
@@ -59,12 +59,13 @@ class ModelRunner:
         self._scratch_block = 0
         rows, width = config.batch.max_num_seqs, self._blocks_for(max_len)
         self._tables = BlockTables(rows, width, self.block_size)
-        staging = _staging_bytes(rows, width, config.batch.max_num_batched_tokens)
-        self._staging = Staging(staging, self.device, depth=self.depth)
-        self._sampler = Sampler(info.vocab_size, self.device)
-        self._previous: PendingStep | None = None
         eager = _given(options.enforce_eager, not on_gpu)
         self.buckets = None if eager else Buckets.up_to(rows, max_len)
+        # on the host nothing has to be packed but what a recording reads
+        packed = 0 if eager and not on_gpu else _staging_bytes(rows, width, config.batch)
+        self._staging = Staging(packed, self.device, depth=self.depth)
+        self._sampler = Sampler(info.vocab_size, self.device)
+        self._previous: PendingStep | None = None
         self._graphs: DecodeGraphs | None = None
 
     @property
@@ -103,18 +104,20 @@ class ModelRunner:
         bucket = self._bucket_of(plan.chunks)
         sent = self._send(plan, rows, bucket)
         if plan.copies:
-            ops.copy_blocks(self.kv, sent.copy_from_C, sent.copy_to_C)
-        if self._previous is not None and sent.fed_F.numel():
-            sent.input.tokens_T[sent.fed_F] = self._previous.tokens_R[sent.feed_F]
+            ops.copy_blocks(self.kv, *sent.copies_2C.unbind())
+        if self._previous is not None and sent.feed_2F.numel():
+            fed_F, sampled_F = sent.feed_2F.unbind()
+            sent.input.tokens_T[fed_F] = self._previous.tokens_R[sampled_F]
         if self._graphs is None or bucket is None:
             hidden_TD = self._forward(sent.input)
         else:
             hidden_TD = self._graphs.replay(bucket, sent.input, len(plan.chunks))
-        scored = score_prompts(self.model.logits, plan.chunks, hidden_TD, sent.targets_G)
+        scored = score_prompts(self.model.logits, plan.chunks, hidden_TD, sent.scored_G)
         # a step in the middle of prompts samples for nobody
         tokens_R, reported = sent.sampling.logits_R, None
         if rows:
-            logits_SV = self.model.logits(hidden_TD[sent.sampling.hidden_S])
+            sampled_S = sent.sampling.hidden_S
+            logits_SV = self.model.logits(hidden_TD[sampled_S] if sampled_S.numel() else hidden_TD)
             tokens_R, reported = self._sampler.sample(logits_SV, rows, sent.sampling)
         self._previous = PendingStep([row.seq for row in rows], tokens_R, reported, scored)
         return self._previous
@@ -132,13 +135,13 @@ class ModelRunner:
         batch, feed = lay_out(chunks, self._tables, self.block_size, known)
         if bucket is not None:
             batch = self._padded(batch, bucket)
-        copies = np.array(plan.copies, dtype=np.int64).reshape(-1, 2)
-        targets = np.array([token for chunk in chunks for token in scored_tokens(chunk)], dtype=np.int64)
-        extras = [*feed, copies[:, 0], copies[:, 1], targets]
+        copies = np.array(plan.copies, dtype=np.int64).reshape(-1, 2).T.copy()
+        scored = np.array([token for chunk in chunks for token in scored_tokens(chunk)], dtype=np.int64)
+        extras = [feed, copies, scored]
         sent = self._staging.send([*batch, *extras, *self._sampler.lay_out(chunks, rows)])
         tensors, rest = sent[: len(batch)], sent[len(batch) :]
         return _Sent(
-            _decode_input(tensors, bucket) if bucket is not None else _eager_input(tensors, batch, chunks),
+            _decode_input(tensors, bucket) if bucket is not None else _eager_input(tensors, chunks),
             SampleFields(*rest[len(extras) :]),
             *rest[: len(extras)],
         )
@@ -157,25 +160,23 @@ class ModelRunner:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A step's data on the device. fed_F: rows whose token is row feed_F of the samples of the step before.
+    """A step's data on the device. feed_2F: tokens to be filled in, and rows of the last step's samples.
 
-    copy_from_C, copy_to_C: blocks. targets_G: prompt tokens to be scored.
+    copies_2C: blocks, from and to. scored_G: prompt tokens to be scored.
     """
 
     input: ModelInput
     sampling: SampleFields[Tensor]
-    fed_F: Tensor
-    feed_F: Tensor
-    copy_from_C: Tensor
-    copy_to_C: Tensor
-    targets_G: Tensor
+    feed_2F: Tensor
+    copies_2C: Tensor
+    scored_G: Tensor
 
 
-def _eager_input(tensors: list[Tensor], batch: BatchArrays, chunks: tuple[Chunk, ...]) -> ModelInput:
+def _eager_input(tensors: list[Tensor], chunks: tuple[Chunk, ...]) -> ModelInput:
     return as_input(
         tensors,
         max_query=max(chunk.count for chunk in chunks),
-        max_context=int(batch.context_B.max()),
+        max_context=max(chunk.start + chunk.count for chunk in chunks),
         decodes=leading_decodes(chunks),
     )
 
@@ -200,6 +201,7 @@ def _weights(
     return CheckpointWeights(config.model.folder, dtype, device, on_bytes)
 
 
-def _staging_bytes(rows: int, width: int, tokens: int) -> int:
+def _staging_bytes(rows: int, width: int, batch: BatchConfig) -> int:
     """Of the largest step: ids, positions and slots of its tokens; block table; the rest by the row."""
-    return 24 * max(rows, tokens) + rows * (4 * width + BYTES_PER_ROW) + STAGING_SLACK
+    tokens = max(rows, batch.max_num_batched_tokens)
+    return 24 * tokens + rows * (4 * width + BYTES_PER_ROW) + STAGING_SLACK

@@ -6,14 +6,13 @@ A token depends on its row alone: (logits, parameters, known tokens, seed, posit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from decodefleet.kernels import ops
@@ -45,34 +44,29 @@ class SampleRow:
 
 T = TypeVar("T")
 
-SEED_MASK = (1 << 64) - 1
+# seeds are 64 bits; on the device they have a sign
+SIGN = 1 << 63
 
 
 class SampleFields(NamedTuple, Generic[T]):
-    """A step's sampling, made in arrays on the host and read as tensors on the device.
+    """A step's sampling, made in arrays on the host, read as tensors on the device; empty where not needed.
 
-    R rows are sampled, with the parameters of `ops.sample`; P of them penalised, Q with log-probabilities.
-    S rows of hidden states want logits, and `logits_R` picks each row's among these. X biases, Y bans.
+    hidden_S: which hidden states want logits; empty for all. logits_R: which of these each row draws from;
+        empty where each has its own.
+    ints_3R: top_k, seed, position; floats_3R: temperature, top_p, min_p; empty where all rows are greedy.
+    penalised_2P: row, row of the counts; penalties_3P: repetition, presence, frequency.
+    biased_2X: row, token; bias_X: how much. banned_2Y: row, token. reported_Q: rows with log-probabilities.
     """
 
     hidden_S: T
     logits_R: T
-    temperature_R: T
-    top_k_R: T
-    top_p_R: T
-    min_p_R: T
-    seed_R: T
-    position_R: T
-    penalised_P: T
-    counts_P: T
-    repetition_P: T
-    presence_P: T
-    frequency_P: T
-    bias_row_X: T
-    bias_token_X: T
+    ints_3R: T
+    floats_3R: T
+    penalised_2P: T
+    penalties_3P: T
+    biased_2X: T
     bias_X: T
-    ban_row_Y: T
-    ban_token_Y: T
+    banned_2Y: T
     reported_Q: T
 
 
@@ -82,65 +76,61 @@ class Sampler:
 
     def lay_out(self, chunks: Rows[Chunk], rows: Rows[SampleRow]) -> SampleFields[Array]:
         """rows: those of `sample_rows(chunks)`."""
-        ends = np.cumsum([chunk.count for chunk in chunks]).tolist()
-        hidden = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
-        logits_row = {chunk.seq: i for i, chunk in enumerate(chunk for chunk in chunks if chunk.samples)}
         params = [row.params for row in rows]
         penalised = [i for i, own in enumerate(params) if own.has_penalties]
-        penalties = [params[i] for i in penalised]
         biases = [(i, *pair) for i, own in enumerate(params) for pair in own.logit_bias.items()]
         bans = [(i, token) for i, row in enumerate(rows) for token in row.banned]
+        reported = [i for i, own in enumerate(params) if own.logprobs is not None]
+        hidden, logits = _sources(chunks, rows)
+        ints, floats = _draws(rows) if any(own.temperature for own in params) else _NOTHING
+        counted, penalties = self._penalties(rows, penalised) if penalised else _NOTHING
         return SampleFields(
-            hidden_S=_ints(hidden),
-            logits_R=_ints(logits_row[row.source] for row in rows),
-            temperature_R=_floats(own.temperature for own in params),
-            top_k_R=_ints(own.top_k for own in params),
-            top_p_R=_floats(own.top_p for own in params),
-            min_p_R=_floats(own.min_p for own in params),
-            seed_R=np.array([row.seq.seed & SEED_MASK for row in rows], dtype=np.uint64).view(np.int64),
-            position_R=_ints(row.source.length for row in rows),
-            penalised_P=_ints(penalised),
-            counts_P=_ints(self._counts.rows([(rows[i].seq, rows[i].source) for i in penalised])),
-            repetition_P=_floats(own.repetition_penalty for own in penalties),
-            presence_P=_floats(own.presence_penalty for own in penalties),
-            frequency_P=_floats(own.frequency_penalty for own in penalties),
-            bias_row_X=_ints(row for row, _, _ in biases),
-            bias_token_X=_ints(token for _, token, _ in biases),
-            bias_X=_floats(bias for _, _, bias in biases),
-            ban_row_Y=_ints(row for row, _ in bans),
-            ban_token_Y=_ints(token for _, token in bans),
-            reported_Q=_ints(i for i, own in enumerate(params) if own.logprobs is not None),
+            hidden_S=hidden,
+            logits_R=logits,
+            ints_3R=ints,
+            floats_3R=floats,
+            penalised_2P=counted,
+            penalties_3P=penalties,
+            biased_2X=_pairs([(row, token) for row, token, _ in biases]),
+            bias_X=_floats([bias for _, _, bias in biases]),
+            banned_2Y=_pairs(bans),
+            reported_Q=_ints(reported),
         )
+
+    def _penalties(self, rows: Rows[SampleRow], penalised: list[int]) -> tuple[Array, Array]:
+        params = [rows[i].params for i in penalised]
+        counted = self._counts.rows([(rows[i].seq, rows[i].source) for i in penalised])
+        columns = [(own.repetition_penalty, own.presence_penalty, own.frequency_penalty) for own in params]
+        return _ints([penalised, counted]), _floats(columns).T.copy()
 
     def sample(
         self, logits_SV: Tensor, rows: Rows[SampleRow], t: SampleFields[Tensor]
     ) -> tuple[Tensor, Reported | None]:
         """Tokens [R]; logits_SV: fp32 [S, vocabulary], left as they are."""
-        logits_RV = logits_SV[t.logits_R] if len(rows) > logits_SV.shape[0] else logits_SV
-        tokens_R = ops.sample(
-            self._adjust(logits_RV, t),
-            *(t.temperature_R, t.top_k_R, t.top_p_R, t.min_p_R, t.seed_R, t.position_R),
-        )
-        if t.penalised_P.numel():
-            self._counts.add(t.counts_P, tokens_R[t.penalised_P])
+        logits_RV = logits_SV[t.logits_R] if t.logits_R.numel() else logits_SV
+        tokens_R = _draw(self._adjust(logits_RV, t), t)
+        if t.penalised_2P.numel():
+            row_P, counted_P = t.penalised_2P.unbind()
+            self._counts.add(counted_P, tokens_R[row_P])
         return tokens_R, _report(logits_RV, tokens_R, rows, t.reported_Q)
 
     def _adjust(self, logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
         """Penalties, bias and bans; a copy only where a row asks for any."""
-        if not (t.penalised_P.numel() or t.bias_row_X.numel() or t.ban_row_Y.numel()):
+        if not (t.penalised_2P.numel() or t.bias_X.numel() or t.banned_2Y.numel()):
             return logits_RV
         logits_RV = logits_RV.clone()
-        if t.penalised_P.numel():
-            logits_RV[t.penalised_P] = ops.apply_penalties(
-                logits_RV[t.penalised_P],
-                self._counts.seen_SV[t.counts_P],
-                self._counts.counts_SV[t.counts_P],
-                t.repetition_P.unsqueeze(1),
-                t.presence_P.unsqueeze(1),
-                t.frequency_P.unsqueeze(1),
+        if t.penalised_2P.numel():
+            row_P, counted_P = t.penalised_2P.unbind()
+            logits_RV[row_P] = ops.apply_penalties(
+                logits_RV[row_P],
+                self._counts.seen_SV[counted_P],
+                self._counts.counts_SV[counted_P],
+                *t.penalties_3P.unsqueeze(-1).unbind(),
             )
-        logits_RV[t.bias_row_X, t.bias_token_X] += t.bias_X
-        logits_RV[t.ban_row_Y, t.ban_token_Y] = float("-inf")
+        biased_row_X, biased_X = t.biased_2X.unbind()
+        logits_RV[biased_row_X, biased_X] += t.bias_X
+        banned_row_Y, banned_Y = t.banned_2Y.unbind()
+        logits_RV[banned_row_Y, banned_Y] = float("-inf")
         return logits_RV
 
 
@@ -154,6 +144,34 @@ def sample_rows(chunks: Rows[Chunk]) -> list[SampleRow]:
     ]
 
 
+def _sources(chunks: Rows[Chunk], rows: Rows[SampleRow]) -> tuple[Array, Array]:
+    """hidden_S and logits_R."""
+    sampling = [chunk.seq for chunk in chunks if chunk.samples]
+    shared = len(rows) > len(sampling)
+    row_of = {seq: i for i, seq in enumerate(sampling)} if shared else {}
+    logits = [row_of[row.source] for row in rows] if shared else []
+    if all(chunk.samples and chunk.count == 1 for chunk in chunks):
+        return _NO_INTS, _ints(logits)
+    ends = accumulate(chunk.count for chunk in chunks)
+    return _ints([end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]), _ints(logits)
+
+
+def _draws(rows: Rows[SampleRow]) -> tuple[Array, Array]:
+    """ints_3R and floats_3R."""
+    params = [row.params for row in rows]
+    seeds = [row.seq.seed if row.seq.seed < SIGN else row.seq.seed - 2 * SIGN for row in rows]
+    ints = _ints([[own.top_k for own in params], seeds, [row.source.length for row in rows]])
+    return ints, _floats([(own.temperature, own.top_p, own.min_p) for own in params]).T.copy()
+
+
+def _draw(logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
+    if not t.ints_3R.numel():
+        return logits_RV.argmax(-1)
+    top_k_R, seed_R, position_R = t.ints_3R.unbind()
+    temperature_R, top_p_R, min_p_R = t.floats_3R.unbind()
+    return ops.sample(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, seed_R, position_R)
+
+
 def _report(
     logits_RV: Tensor, tokens_R: Tensor, rows: Rows[SampleRow], reported_Q: Tensor
 ) -> Reported | None:
@@ -165,9 +183,19 @@ def _report(
     return Reported(list(wanted), tops, tensors)
 
 
-def _ints(values: Iterable[int]) -> NDArray[np.int64]:
-    return np.array(list(values), dtype=np.int64)
+def _ints(values: Rows[int] | Rows[list[int]]) -> Array:
+    return np.array(values, dtype=np.int64) if values else _NO_INTS
 
 
-def _floats(values: Iterable[float]) -> NDArray[np.float32]:
-    return np.array(list(values), dtype=np.float32)
+def _floats(values: Rows[float] | Rows[tuple[float, ...]]) -> Array:
+    return np.array(values, dtype=np.float32) if values else _NO_FLOATS
+
+
+def _pairs(values: list[tuple[int, int]]) -> Array:
+    """int64 [2, pairs]."""
+    return np.array(values, dtype=np.int64).T.copy() if values else _NO_PAIRS
+
+
+_NO_INTS, _NO_PAIRS = np.zeros(0, dtype=np.int64), np.zeros((2, 0), dtype=np.int64)
+_NO_FLOATS = np.zeros(0, dtype=np.float32)
+_NOTHING = (_NO_INTS, _NO_FLOATS)

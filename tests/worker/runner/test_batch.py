@@ -34,21 +34,33 @@ def make_sequence(tokens: list[int], blocks: list[int], *, order: int = 0, outpu
     return Sequence(request, 0, 0, list(tokens), hashes, state=State.RUNNING, blocks=blocks)
 
 
+def tokens(batch: BatchArrays) -> list[int]:
+    return batch.ids_3T[0].tolist()
+
+
+def positions(batch: BatchArrays) -> list[int]:
+    return batch.ids_3T[1].tolist()
+
+
+def slots(batch: BatchArrays) -> list[int]:
+    return batch.ids_3T[2].tolist()
+
+
 def test_a_mixed_batch() -> None:
     decode = make_sequence([10, 11, 12, 13, 14], [7, 2])
     prompt = make_sequence([20, 21, 22, 23, 24, 25, 26], [5, 3])
     chunks = (Chunk(decode, 4, 1, samples=True), Chunk(prompt, 2, 4, samples=False))
     batch, feed = lay_out(chunks, BlockTables(2, 4, BLOCK), BLOCK, {})
-    assert batch.tokens_T.tolist() == [14, 22, 23, 24, 25]
-    assert batch.positions_T.tolist() == [4, 2, 3, 4, 5]
-    assert batch.slots_T.tolist() == [8, 22, 23, 12, 13]
+    assert tokens(batch) == [14, 22, 23, 24, 25]
+    assert positions(batch) == [4, 2, 3, 4, 5]
+    assert slots(batch) == [8, 22, 23, 12, 13]
     assert batch.query_start_B1.tolist() == [0, 1, 5]
     assert batch.context_B.tolist() == [5, 6]
     assert batch.block_table_BM.tolist() == [[7, 2], [5, 3]]
-    assert feed.rows_F.size == feed.sources_F.size == 0
+    assert feed.shape == (2, 0)
     assert leading_decodes(chunks) == 1
     assert leading_decodes(chunks[::-1]) == 0
-    assert [array.dtype for array in batch] == [np.int64] * 3 + [np.int32] * 3
+    assert [array.dtype for array in batch] == [np.int64] + [np.int32] * 3
 
 
 def test_tokens_in_flight_are_fed_from_the_samples_of_the_step_before() -> None:
@@ -62,8 +74,8 @@ def test_tokens_in_flight_are_fed_from_the_samples_of_the_step_before() -> None:
         Chunk(longer, 0, 3, samples=True),
     )
     batch, feed = lay_out(chunks, BlockTables(3, 4, BLOCK), BLOCK, {flying: 5, longer: 0})
-    assert batch.tokens_T.tolist() == [2, 0, 6, 7, 0]
-    assert (feed.rows_F.tolist(), feed.sources_F.tolist()) == ([1, 4], [5, 0])
+    assert tokens(batch) == [2, 0, 6, 7, 0]
+    assert feed.tolist() == [[1, 4], [5, 0]]
 
 
 def test_padding_adds_rows_that_write_to_the_scratch_block() -> None:
@@ -71,9 +83,9 @@ def test_padding_adds_rows_that_write_to_the_scratch_block() -> None:
     chunks = tuple(Chunk(seq, len(seq.tokens) - 1, 1, samples=True) for seq in seqs)
     batch, _ = lay_out(chunks, BlockTables(2, 4, BLOCK), BLOCK, {})
     padded = pad_decode(batch, 4, 3, scratch=9, block_size=BLOCK)
-    assert padded.tokens_T.tolist() == [5, 2, 0, 0]
-    assert padded.positions_T.tolist() == [5, 2, 0, 0]
-    assert padded.slots_T.tolist() == [5, 10, 36, 36]
+    assert tokens(padded) == [5, 2, 0, 0]
+    assert positions(padded) == [5, 2, 0, 0]
+    assert slots(padded) == [5, 10, 36, 36]
     assert padded.query_start_B1.tolist() == [0, 1, 2, 3, 4]
     assert padded.context_B.tolist() == [6, 3, 1, 1]
     assert padded.block_table_BM.tolist()[0] == [3, 1, 9]
@@ -83,25 +95,23 @@ def test_padding_adds_rows_that_write_to_the_scratch_block() -> None:
 
 def test_a_bucket_of_padding_only() -> None:
     padded = pad_decode(empty_batch(), 3, 2, scratch=7, block_size=BLOCK)
-    assert padded.slots_T.tolist() == [28, 28, 28]
+    assert slots(padded) == [28, 28, 28]
     assert padded.context_B.tolist() == [1, 1, 1]
     assert padded.block_table_BM.tolist() == [[7, 7]] * 3
 
 
 def check(batch: BatchArrays, chunks: tuple[Chunk, ...]) -> None:
     """Token by token, from the sequences' own lists."""
-    row = 0
+    ids = batch.ids_3T.T.tolist()
     for b, chunk in enumerate(chunks):
-        assert batch.query_start_B1[b] == row
-        used = -(-(chunk.start + chunk.count) // BLOCK)
-        assert batch.block_table_BM[b, :used].tolist() == chunk.seq.blocks[:used]
-        for position in range(chunk.start, chunk.start + chunk.count):
-            assert batch.positions_T[row] == position
-            assert batch.tokens_T[row] == chunk.seq.tokens[position]
-            slot = chunk.seq.blocks[position // BLOCK] * BLOCK + position % BLOCK
-            assert batch.slots_T[row] == slot
-            row += 1
-    assert len(batch.tokens_T) == row
+        seq, end = chunk.seq, chunk.start + chunk.count
+        first, last = batch.query_start_B1[b : b + 2]
+        used = -(-end // BLOCK)
+        assert batch.block_table_BM[b, :used].tolist() == seq.blocks[:used]
+        assert ids[first:last] == [
+            [seq.tokens[p], p, seq.blocks[p // BLOCK] * BLOCK + p % BLOCK] for p in range(chunk.start, end)
+        ]
+    assert batch.query_start_B1[-1] == len(ids)
 
 
 @settings(max_examples=60, deadline=None)

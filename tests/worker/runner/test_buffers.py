@@ -48,12 +48,6 @@ def test_arrays_keep_their_address_whatever_follows_them() -> None:
     assert (addresses[0][1] - addresses[0][0]) % ALIGNMENT == 0
 
 
-def test_columns_and_slices_are_sent_as_they_look() -> None:
-    pairs = np.array([[1, 2], [3, 4]])
-    first, second = Staging(256, CPU, depth=1).send([pairs[:, 0], pairs[:, 1]])
-    assert (first.tolist(), second.tolist()) == ([1, 3], [2, 4])
-
-
 def test_what_is_already_on_the_host_is_there() -> None:
     tensors = [torch.arange(3), torch.zeros(0)]
     assert [tensor.tolist() for tensor in HostCopy(tensors).wait()] == [[0, 1, 2], []]

@@ -46,7 +46,7 @@ def test_largest_first() -> None:
 
 def inputs_of(tokens: torch.Tensor) -> ModelInput:
     nothing = torch.zeros(0)
-    return as_input([tokens, *[nothing] * 5], max_query=1, max_context=8, decodes=len(tokens))
+    return as_input([tokens.expand(3, -1), *[nothing] * 3], max_query=1, max_context=8, decodes=len(tokens))
 
 
 def test_a_replay_reads_the_tokens_of_its_step() -> None:
