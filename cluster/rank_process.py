@@ -166,6 +166,8 @@ def _spawn(
         str(file),
         "--log-level",
         log_level,
+        "--parent",
+        str(os.getpid()),
     ]
     with contextlib.ExitStack() as stack:
         output: Any = stack.enter_context(log_file.open("ab")) if log_file is not None else None

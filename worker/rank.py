@@ -1,7 +1,8 @@
 """Entry point of a rank process: `python -m decodefleet.worker.rank --config FILE`.
 
 Reads a WorkerConfig as JSON (the cluster secret comes by environment), builds the engine and serves until
-told to stop. Dies with its parent. The engine is imported inside, so that a fake worker needs no torch.
+told to stop. Dies with the parent it is told of. The engine is imported inside, so that a fake worker needs
+no torch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="decodefleet.worker.rank", description="one rank of a worker")
     parser.add_argument("--config", type=Path, required=True, help="WorkerConfig as JSON")
     parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--parent", type=int, help="process id of the parent to die with")
     options = parser.parse_args(argv)
-    die_with_parent()
+    if options.parent is not None:
+        die_with_parent(options.parent)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -50,9 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     return server.run()
 
 
-def die_with_parent() -> None:
-    """SIGKILL for us when the thread that started us ends, even by SIGKILL itself."""
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for us when the thread that started us ends, even by SIGKILL itself; at once where `parent` is
+    gone already."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
