@@ -6,7 +6,6 @@ Raises InvalidRequest naming the field. Keeps nothing.
 from __future__ import annotations
 
 import secrets
-import time
 
 from decodefleet.kernels.ops import child_seed
 
@@ -32,7 +31,6 @@ def admit(submit: Submit, card: ModelCard, arrival: int) -> Request:
         max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
         end_tokens=frozenset(params.stop_token_ids) | (set() if params.ignore_eos else {*card.eos_token_ids}),
         order=(submit.priority, arrival),
-        expires_at=None if submit.deadline_s is None else time.monotonic() + submit.deadline_s,
     )
     _add_sequences(request, submit, _prompt_hashes(submit, card, prompt, root))
     return request

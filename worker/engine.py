@@ -90,7 +90,6 @@ class Engine:
         return bool(self._requests or self._in_flight)
 
     def step(self) -> list[TokenDelta]:
-        self._expire()
         plan = self._batcher.plan()
         if plan.chunks:
             self._launch(plan)
@@ -209,13 +208,6 @@ class Engine:
                 self._batcher.add(request.unborn.pop(0))
         if not request.live:
             del self._requests[request.key]
-
-    def _expire(self) -> None:
-        """Requests whose deadline passed before they started are ended with a reason."""
-        for seq in [seq for seq in self._batcher.waiting if seq.request.expired() and not seq.started]:
-            for late in [*seq.request.live]:
-                self._emit(late, (), finish_reason="error", error="deadline: the request waited too long")
-                self._finish(late, "error")
 
     def _learn(self, done: _InFlight) -> None:
         """A step has the device to itself from its launch or from the end of the one before it."""

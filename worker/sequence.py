@@ -6,7 +6,6 @@ with n > 1 the first computes the prompt for all, and its siblings are forked fr
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -38,7 +37,6 @@ class Request:
     max_tokens: int
     end_tokens: frozenset[int]
     order: tuple[int, int]
-    expires_at: float | None = None
     live: list[Sequence] = field(default_factory=list)
     unborn: list[Sequence] = field(default_factory=list)
 
@@ -50,9 +48,6 @@ class Request:
     def reads_cache(self) -> bool:
         """A prompt whose log-probabilities are asked for has to be computed whole."""
         return self.params.prompt_logprobs is None
-
-    def expired(self) -> bool:
-        return self.expires_at is not None and time.monotonic() > self.expires_at
 
     def banned_tokens(self, output_tokens: int) -> tuple[int, ...]:
         """What must not be sampled after so many tokens."""
@@ -119,7 +114,3 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         return self.remaining == 1 and self.output_tokens > 0
-
-    @property
-    def started(self) -> bool:
-        return self.cached_tokens is not None

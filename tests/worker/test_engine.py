@@ -226,19 +226,6 @@ def test_a_full_queue_refuses(tiny_llama: Path) -> None:
     assert len(run_all(engine)) == 2
 
 
-def test_a_deadline_ends_what_has_not_started(tiny_llama: Path) -> None:
-    engine = make_engine(tiny_llama, max_num_seqs=1)
-    engine.submit(make_submit("first", [5] * 4, GREEDY, deadline_s=60.0))
-    engine.step()
-    engine.submit(make_submit("late", [5] * 4, GREEDY, deadline_s=0.0))
-    outcomes = run_all(engine)
-    assert len(outcomes["first", 0].tokens) >= 11
-    (delta,) = outcomes["late", 0].deltas
-    assert delta.finish_reason == "error"
-    assert delta.error is not None
-    assert "deadline" in delta.error
-
-
 def test_max_model_len_bounds_the_output(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama, max_model_len=32)
     tokens = generate(engine, [5] * 20, SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))
