@@ -180,7 +180,7 @@ class StepOutput(Message, frozen=True, kw_only=True, omit_defaults=True):
     deltas: tuple[TokenDelta, ...]
 
 
-RejectReason = Literal["incarnation", "epoch", "draining", "queue_full", "too_long", "invalid", "deadline"]
+RejectReason = Literal["incarnation", "epoch", "draining", "queue_full", "invalid", "deadline"]
 
 
 class Rejected(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -246,7 +246,7 @@ class Placement(Message, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
 
 
-RefusalReason = Literal["queue_full", "deadline", "no_worker", "unknown_model", "too_long", "cancelled"]
+RefusalReason = Literal["queue_full", "deadline", "no_worker", "unknown_model", "too_long"]
 
 
 class Refusal(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -31,7 +31,7 @@ def make_sequence(arrival: int, prompt: list[int], *, output: int = 5, priority:
         root_hash=b"root",
         max_tokens=output,
         end_tokens=frozenset(),
-        order=(-priority, arrival),
+        order=(priority, arrival),
     )
     seq = Sequence(request, 0, 0, list(prompt), extend_chain(b"root", prompt, BLOCK))
     request.live.append(seq)
@@ -132,7 +132,7 @@ def test_twenty_sequences_share_a_pool_for_little_more_than_one() -> None:
 
 def test_priority_is_served_first() -> None:
     batcher = make_batcher(seqs=1)
-    low, high = make_sequence(0, [1] * 4), make_sequence(1, [2] * 4, priority=5)
+    low, high = make_sequence(0, [1] * 4), make_sequence(1, [2] * 4, priority=-5)
     batcher.add(low)
     batcher.add(high)
     assert finish(batcher) == [high, low]

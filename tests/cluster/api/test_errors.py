@@ -37,7 +37,6 @@ def rejected(reason: RejectReason, field: str | None = None) -> WorkerRejected:
         (refused("no_worker"), 503, "no_worker"),
         (refused("unknown_model"), 404, "model_not_found"),
         (refused("too_long"), 400, "context_length_exceeded"),
-        (refused("cancelled"), 503, "cancelled"),
         (rejected("queue_full"), 429, "queue_full"),
         (rejected("deadline"), 504, "deadline"),
         (rejected("draining"), 503, "draining"),
