@@ -1,40 +1,21 @@
-"""Log-probabilities of given tokens under given logits, computed where the logits are and read later."""
+"""Log-probabilities that were computed where the logits are, put into words once they are on the host."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
+
+from decodefleet.kernels.ops import Logprobs
 
 from ..protocol import TokenLogprobs
 
 
-class LogprobTensors(NamedTuple):
-    """own_R, rank_R (1 is the best): of each row's token; ids_RK, values_RK: of the row's K best."""
-
-    own_R: Tensor
-    rank_R: Tensor
-    ids_RK: Tensor
-    values_RK: Tensor
+def concatenate(parts: list[Logprobs]) -> Logprobs:
+    return Logprobs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def logprobs_of(logits_RV: Tensor, tokens_R: Tensor, top: int) -> LogprobTensors:
-    """logits_RV: fp32 [rows, vocabulary]; top: K."""
-    logprobs_RV = logits_RV.log_softmax(-1)
-    own_R1 = logprobs_RV.gather(1, tokens_R.unsqueeze(1))
-    rank_R = (logprobs_RV > own_R1).sum(-1) + 1
-    values_RK, ids_RK = logprobs_RV.topk(top)
-    return LogprobTensors(own_R1.squeeze(1), rank_R, ids_RK, values_RK)
-
-
-def concatenate(parts: list[LogprobTensors]) -> LogprobTensors:
-    return LogprobTensors(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
-def read_logprobs(tokens: list[int], tensors: LogprobTensors, tops: list[int]) -> list[TokenLogprobs]:
-    """tensors: on the host; tops: how many of the best to report for each row, at most K."""
-    own_R, rank_R, ids_RK, values_RK = (tensor.tolist() for tensor in tensors)
+def read_logprobs(tokens: list[int], logprobs: Logprobs, tops: list[int]) -> list[TokenLogprobs]:
+    """tokens: one per row; tops: how many of the best to tell for each, at most as many as there are."""
+    columns = [tensor.tolist() for tensor in logprobs]
     return [
         TokenLogprobs(
             token=token,
@@ -43,7 +24,5 @@ def read_logprobs(tokens: list[int], tensors: LogprobTensors, tops: list[int]) -
             top_tokens=tuple(ids[:top]),
             top_logprobs=tuple(values[:top]),
         )
-        for token, own, rank, ids, values, top in zip(
-            tokens, own_R, rank_R, ids_RK, values_RK, tops, strict=True
-        )
+        for token, top, own, rank, ids, values in zip(tokens, tops, *columns, strict=True)
     ]

@@ -64,7 +64,7 @@ class ModelRunner:
         # on the host nothing has to be packed but what a recording reads
         packed = 0 if eager and not on_gpu else _staging_bytes(rows, width, config.batch)
         self._staging = Staging(packed, self.device, depth=self.depth)
-        self._sampler = Sampler(info.vocab_size, self.device)
+        self._sampler = Sampler(max_len, self.device)
         self._previous: PendingStep | None = None
         self._graphs: DecodeGraphs | None = None
 

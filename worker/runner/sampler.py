@@ -21,9 +21,8 @@ from ..batcher import Chunk
 from ..sampling_params import SamplingParams
 from ..sequence import Sequence
 from .buffers import Array
-from .logprobs import logprobs_of
 from .step import Reported
-from .token_counts import TokenCounts
+from .token_history import TokenHistory
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class SampleFields(NamedTuple, Generic[T]):
     hidden_S: which hidden states want logits; empty for all. logits_R: which of these each row draws from;
         empty where each has its own.
     ints_3R: top_k, seed, position; floats_3R: temperature, top_p, min_p; empty where all rows are greedy.
-    penalised_2P: row, row of the counts; penalties_3P: repetition, presence, frequency.
+    penalised_4P: row, row of the history, tokens of the prompt, tokens known; penalties_3P: repetition,
+        presence, frequency.
     biased_2X: row, token; bias_X: how much. banned_2Y: row, token. reported_Q: rows with log-probabilities.
     """
 
@@ -62,7 +62,7 @@ class SampleFields(NamedTuple, Generic[T]):
     logits_R: T
     ints_3R: T
     floats_3R: T
-    penalised_2P: T
+    penalised_4P: T
     penalties_3P: T
     biased_2X: T
     bias_X: T
@@ -71,8 +71,8 @@ class SampleFields(NamedTuple, Generic[T]):
 
 
 class Sampler:
-    def __init__(self, vocab: int, device: torch.device) -> None:
-        self._counts = TokenCounts(vocab, device)
+    def __init__(self, max_len: int, device: torch.device) -> None:
+        self._history = TokenHistory(max_len, device)
 
     def lay_out(self, chunks: Rows[Chunk], rows: Rows[SampleRow]) -> SampleFields[Array]:
         """rows: those of `sample_rows(chunks)`."""
@@ -83,13 +83,13 @@ class Sampler:
         reported = [i for i, own in enumerate(params) if own.logprobs is not None]
         hidden, logits = _sources(chunks, rows)
         ints, floats = _draws(rows) if any(own.temperature for own in params) else _NOTHING
-        counted, penalties = self._penalties(rows, penalised) if penalised else _NOTHING
+        history, penalties = self._penalties(rows, penalised) if penalised else _NOTHING
         return SampleFields(
             hidden_S=hidden,
             logits_R=logits,
             ints_3R=ints,
             floats_3R=floats,
-            penalised_2P=counted,
+            penalised_4P=history,
             penalties_3P=penalties,
             biased_2X=_pairs([(row, token) for row, token, _ in biases]),
             bias_X=_floats([bias for _, _, bias in biases]),
@@ -97,35 +97,39 @@ class Sampler:
             reported_Q=_ints(reported),
         )
 
-    def _penalties(self, rows: Rows[SampleRow], penalised: list[int]) -> tuple[Array, Array]:
-        params = [rows[i].params for i in penalised]
-        counted = self._counts.rows([(rows[i].seq, rows[i].source) for i in penalised])
-        columns = [(own.repetition_penalty, own.presence_penalty, own.frequency_penalty) for own in params]
-        return _ints([penalised, counted]), _floats(columns).T.copy()
-
     def sample(
         self, logits_SV: Tensor, rows: Rows[SampleRow], t: SampleFields[Tensor]
     ) -> tuple[Tensor, Reported | None]:
         """Tokens [R]; logits_SV: fp32 [S, vocabulary], left as they are."""
         logits_RV = logits_SV[t.logits_R] if t.logits_R.numel() else logits_SV
-        tokens_R = _draw(self._adjust(logits_RV, t), t)
-        if t.penalised_2P.numel():
-            row_P, counted_P = t.penalised_2P.unbind()
-            self._counts.add(counted_P, tokens_R[row_P])
+        tokens_R = _draw(self._adjust(logits_RV, rows, t), t)
+        if t.penalised_4P.numel():
+            row_P, history_P, _, known_P = t.penalised_4P.unbind()
+            self._history.tokens_SL[history_P, known_P] = tokens_R[row_P].int()
         return tokens_R, _report(logits_RV, tokens_R, rows, t.reported_Q)
 
-    def _adjust(self, logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
+    def _penalties(self, rows: Rows[SampleRow], penalised: list[int]) -> tuple[Array, Array]:
+        """penalised_4P and penalties_3P."""
+        mine = [rows[i] for i in penalised]
+        history = self._history.rows([(row.seq, row.source) for row in mine])
+        lengths = [[row.source.prompt_len for row in mine], [row.source.length for row in mine]]
+        penalties = [
+            (own.repetition_penalty, own.presence_penalty, own.frequency_penalty)
+            for own in (row.params for row in mine)
+        ]
+        return _ints([penalised, history, *lengths]), _floats(penalties).T.copy()
+
+    def _adjust(self, logits_RV: Tensor, rows: Rows[SampleRow], t: SampleFields[Tensor]) -> Tensor:
         """Penalties, bias and bans; a copy only where a row asks for any."""
-        if not (t.penalised_2P.numel() or t.bias_X.numel() or t.banned_2Y.numel()):
+        if not (t.penalised_4P.numel() or t.bias_X.numel() or t.banned_2Y.numel()):
             return logits_RV
         logits_RV = logits_RV.clone()
-        if t.penalised_2P.numel():
-            row_P, counted_P = t.penalised_2P.unbind()
-            logits_RV[row_P] = ops.apply_penalties(
-                logits_RV[row_P],
-                self._counts.seen_SV[counted_P],
-                self._counts.counts_SV[counted_P],
-                *t.penalties_3P.unsqueeze(-1).unbind(),
+        if t.penalised_4P.numel():
+            row_P, history_P, prompt_P, known_P = t.penalised_4P.unbind()
+            longest = max(row.source.length for row in rows if row.params.has_penalties)
+            tokens_PL = self._history.tokens_SL[history_P, :longest]
+            logits_RV[row_P] = ops.penalise(
+                logits_RV[row_P], tokens_PL, prompt_P, known_P, *t.penalties_3P.unbind()
             )
         biased_row_X, biased_X = t.biased_2X.unbind()
         logits_RV[biased_row_X, biased_X] += t.bias_X
@@ -179,8 +183,8 @@ def _report(
         return None
     wanted = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     tops = list(wanted.values())
-    tensors = logprobs_of(logits_RV[reported_Q], tokens_R[reported_Q], max(tops))
-    return Reported(list(wanted), tops, tensors)
+    logprobs = ops.token_logprobs(logits_RV[reported_Q], tokens_R[reported_Q], max(tops))
+    return Reported(list(wanted), tops, logprobs)
 
 
 def _ints(values: Rows[int] | Rows[list[int]]) -> Array:

@@ -7,8 +7,10 @@ from collections.abc import Sequence as Rows
 
 from torch import Tensor
 
+from decodefleet.kernels import ops
+
 from ..batcher import Chunk
-from .logprobs import concatenate, logprobs_of
+from .logprobs import concatenate
 from .step import Scored
 
 # rows of logits held at once
@@ -34,7 +36,7 @@ def score_prompts(
             top = chunk.seq.request.params.prompt_logprobs or 0
             hidden = hidden_TD[row : row + len(tokens)].split(SCORED_ROWS)
             targets = targets_G[first : first + len(tokens)].split(SCORED_ROWS)
-            parts = [logprobs_of(logits_of(h), t, top) for h, t in zip(hidden, targets, strict=True)]
+            parts = [ops.token_logprobs(logits_of(h), t, top) for h, t in zip(hidden, targets, strict=True)]
             scored.append(Scored(chunk.seq, tokens, top, concatenate(parts)))
         row, first = row + chunk.count, first + len(tokens)
     return scored

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from decodefleet.kernels.ops import Logprobs
+
 from ..protocol import TokenLogprobs
 from ..sequence import Sequence
 from .buffers import HostCopy
-from .logprobs import LogprobTensors, read_logprobs
+from .logprobs import read_logprobs
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Reported:
 
     rows: list[int]
     tops: list[int]
-    tensors: LogprobTensors
+    logprobs: Logprobs
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Scored:
     seq: Sequence
     tokens: list[int]
     top: int
-    tensors: LogprobTensors
+    logprobs: Logprobs
 
 
 class PendingStep:
@@ -60,13 +62,13 @@ class PendingStep:
         self._seqs = seqs
         self._reported = reported
         self._scored = scored
-        groups = [*([reported.tensors] if reported else []), *(score.tensors for score in scored)]
+        groups = [*([reported.logprobs] if reported else []), *(score.logprobs for score in scored)]
         self._copy = HostCopy([tokens_R, *(tensor for group in groups for tensor in group)])
 
     def result(self) -> StepResult:
         """Blocks until the step has run; the one place where the host waits for the device."""
         tokens_R, *rest = self._copy.wait()
-        groups = [LogprobTensors(*rest[i : i + 4]) for i in range(0, len(rest), 4)]
+        groups = [Logprobs(*rest[i : i + 4]) for i in range(0, len(rest), 4)]
         tokens: list[int] = tokens_R.tolist()
         entries: list[TokenLogprobs | None] = [None] * len(tokens)
         if self._reported is not None:

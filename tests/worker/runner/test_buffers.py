@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -23,6 +23,7 @@ some_arrays = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(sent=some_arrays, capacity=st.integers(0, 600), others=some_arrays)
 def test_all_arrays_arrive_whether_they_fit_or_not(
     sent: list[Array], capacity: int, others: list[Array]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodefleet.worker.runner.batch import ModelInput, as_input
@@ -26,6 +26,7 @@ def test_the_largest_bucket_is_the_maximum(rows: int) -> None:
     assert list(buckets.rows) == sorted(set(buckets.rows))
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 600), st.integers(1, 40_000))
 def test_the_smallest_bucket_that_holds_a_batch(data: st.DataObject, max_rows: int, max_context: int) -> None:
     buckets = Buckets.up_to(max_rows, max_context)

@@ -9,7 +9,7 @@ from decodefleet.kernels import ops
 from decodefleet.worker.batcher import Chunk
 from decodefleet.worker.runner.buffers import Staging
 from decodefleet.worker.runner.sampler import SampleFields, Sampler, SampleRow, sample_rows
-from decodefleet.worker.runner.token_counts import TokenCounts
+from decodefleet.worker.runner.token_history import TokenHistory
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.sequence import Request, Sequence, State
 
@@ -52,7 +52,7 @@ def by_hand(seq: Sequence, output: list[int], logits_V: Tensor) -> int:
 def test_tokens_in_flight_count_for_penalties() -> None:
     """The host learns nothing between the steps: the sequence only says that a token is on its way."""
     torch.manual_seed(0)
-    sampler = Sampler(VOCAB, CPU)
+    sampler = Sampler(64, CPU)
     seqs = [
         make_sequence([3, 4, 5], frequency_penalty=1.5, presence_penalty=0.5),
         make_sequence([6]),
@@ -78,7 +78,7 @@ def test_siblings_draw_from_the_logits_of_the_prompt_they_share() -> None:
     head.request.unborn = siblings
     torch.manual_seed(1)
     logits_SV = torch.randn(2, VOCAB)
-    rows, tokens = sample(Sampler(VOCAB, CPU), [alone, head], logits_SV)
+    rows, tokens = sample(Sampler(64, CPU), [alone, head], logits_SV)
     assert [row.seq for row in rows] == [alone, head, *siblings]
     assert tokens[0] == int(logits_SV[0].argmax())
     for row, token in zip(rows[1:], tokens[1:], strict=True):
@@ -86,24 +86,22 @@ def test_siblings_draw_from_the_logits_of_the_prompt_they_share() -> None:
         assert token == int((logits_SV[1] / 2.0 + noise_1V[0]).argmax())
 
 
-def test_counts_outlive_preemption_and_their_rows_are_reused() -> None:
-    counts = TokenCounts(VOCAB, CPU)
+def test_histories_outlive_preemption_and_their_rows_are_reused() -> None:
+    history = TokenHistory(8, CPU)
     first = make_sequence([3, 3, 4])
     first.tokens.append(9)
-    (row,) = counts.rows([(first, first)])
-    counts.add(torch.tensor([row]), torch.tensor([9]))
+    (row,) = history.rows([(first, first)])
+    history.tokens_SL[row, 4] = 7
     first.state = State.WAITING
     others = [make_sequence([i]) for i in range(20)]
-    counts.rows([(seq, seq) for seq in others])
-    assert counts.rows([(first, first)]) == [row]
-    assert counts.counts_SV[row].nonzero().flatten().tolist() == [9]
-    assert int(counts.counts_SV[row, 9]) == 2
-    assert counts.seen_SV[row].nonzero().flatten().tolist() == [3, 4, 9]
-    room = len(counts.seen_SV)
+    history.rows([(seq, seq) for seq in others])
+    assert history.rows([(first, first)]) == [row]
+    assert history.tokens_SL[row, :5].tolist() == [3, 3, 4, 9, 7]
+    room = len(history.tokens_SL)
     for seq in others:
         seq.state = State.FINISHED
     again = [make_sequence([30]) for _ in range(room - 1)]
-    rows = counts.rows([(seq, seq) for seq in again])
-    assert len(counts.seen_SV) == room
-    assert row not in rows
-    assert all(counts.seen_SV[r].nonzero().flatten().tolist() == [30] for r in rows)
+    rows = history.rows([(seq, seq) for seq in again])
+    assert len(history.tokens_SL) == room
+    assert sorted([*rows, row]) == list(range(room))
+    assert history.tokens_SL[rows, 0].tolist() == [30] * len(rows)
