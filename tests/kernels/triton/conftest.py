@@ -17,3 +17,9 @@ if not torch.cuda.is_available():
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def half() -> torch.dtype:
+    """The 16-bit type to test with: the interpreter rounds to bfloat16 by cutting off."""
+    return torch.bfloat16 if torch.cuda.is_available() else torch.float16
