@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from decodefleet.worker.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP, SamplingParams
 
@@ -18,11 +18,13 @@ T = TypeVar("T")
 
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_TOKENS = 1 << 24
+MAX_BIASES = 1024
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1)]
+# every list stops at its first fault: a body may hold millions of them
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -75,13 +77,13 @@ class GenerationFields(Strict):
     frequency_penalty: Finite | None = Field(0.0, ge=-2, le=2)
     repetition_penalty: Finite | None = Field(1.0, gt=0, le=100)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOP)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=128)] | None = None
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
     logit_bias: dict[str, Bias] | None = Field(
-        None, max_length=1024, description="added to logits, by token id"
+        None, max_length=MAX_BIASES, description="added to logits, by token id"
     )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -99,6 +101,14 @@ class GenerationFields(Strict):
             if value not in (None, [], {}, harmless):
                 raise BadRequest(f"{name} is not supported", param=name)
         return data
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _refuse_many_biases(cls, given: Any) -> Any:
+        """Before any entry is looked at: mappings cannot stop at their first fault."""
+        if isinstance(given, dict) and len(given) > MAX_BIASES:
+            raise BadRequest(f"logit_bias: at most {MAX_BIASES} token ids", param="logit_bias")
+        return given
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None, echo_scored: bool) -> SamplingParams:
         """Raises InvalidRequest. max_tokens None: as many as there is room for."""
@@ -127,7 +137,7 @@ class GenerationFields(Strict):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: Text | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1)] = Field(
+    prompt: Text | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1)] = Field(
         description="text, token ids, or several of either"
     )
     best_of: int | None = Field(None, ge=1, le=MAX_N, description="must equal n")
@@ -145,14 +155,17 @@ class TextPart(Strict):
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
 
 
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="newer name of max_tokens"
     )
@@ -171,7 +184,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = True
 
@@ -180,7 +193,7 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def _or(value: T | None, default: T) -> T:
