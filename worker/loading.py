@@ -21,7 +21,7 @@ from .kv.hashing import hash_root
 from .protocol import ModelCard, StepTime
 from .runner.device import choose_device, choose_dtype
 from .runner.model_runner import ModelRunner
-from .runner.rehearsal import rehearsal
+from .runner.rehearsal import EVERYTHING, rehearsal
 from .step_time import StepTimeModel
 
 log = logging.getLogger(__name__)
@@ -121,8 +121,8 @@ def _gpu_budget(config: EngineConfig, runner: ModelRunner, max_len: int) -> int:
     """What utilisation leaves beside weights, graphs, and the activations of a full step, measured by running
     one."""
     sequences = min(config.batch.max_num_seqs, config.batch.max_num_batched_tokens)
-    tokens = min(config.batch.max_num_batched_tokens, sequences * max_len)
-    plan = rehearsal(tokens, sequences, runner.block_size)
+    each = min(config.batch.max_num_batched_tokens // sequences, max_len)
+    plan = rehearsal([each] * sequences, runner.block_size, EVERYTHING)
     runner.allocate_kv(sum(len(chunk.seq.blocks) for chunk in plan.chunks))
     torch.cuda.reset_peak_memory_stats()
     _run(runner, plan)
@@ -152,14 +152,24 @@ def _fit_length(config: EngineConfig, max_len: int, blocks: int) -> int:
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, max_len: int) -> StepTimeModel:
     """A prefill and a decode, twice: the first pays for allocation and lazy set-up, the second is timed."""
-    tokens = min(64, config.batch.max_num_batched_tokens, max_len)
+    most = min(config.batch.max_num_batched_tokens, max_len)
+    if runner.device.type == "cuda":
+        _compile(runner, most)
+    tokens = min(64, most)
     for _ in range(2):
-        prefill, decode = (_run(runner, rehearsal(count, 1, runner.block_size)) for count in (tokens, 1))
+        prefill, decode = (_run(runner, rehearsal([count], runner.block_size)) for count in (tokens, 1))
     per_token = max(prefill - decode, 0.1 * prefill) / tokens
     prior = StepTime(
         base=decode, prefill_token=per_token, kv_token=decode * 1e-5, sequence=min(per_token, decode)
     )
     return StepTimeModel(prior)
+
+
+def _compile(runner: ModelRunner, most: int) -> None:
+    """Steps of all sizes, alone and beside a decode: a kernel's first call compiles it for seconds."""
+    for size in (*(1 << i for i in range(most.bit_length())), most):
+        for counts in ([size], [1, size - 1]) if size > 1 else ([1],):
+            _run(runner, rehearsal(counts, runner.block_size, EVERYTHING))
 
 
 def _run(runner: ModelRunner, plan: StepPlan) -> float:

@@ -197,6 +197,15 @@ def test_prompt_logprobs_do_not_read_the_cache_and_match_generation(tiny_llama: 
     assert all(entry.rank == 1 and entry.top_tokens[0] == entry.token for entry in generated)
 
 
+def test_a_prompt_of_full_length_can_be_scored(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama, max_model_len=32)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0, repetition_penalty=1.5)
+    engine.submit(make_submit("score", [5] * 32, params))
+    (delta,) = run_all(engine)["score", 0].deltas
+    assert delta.prompt_logprobs is not None
+    assert len(delta.prompt_logprobs) == 31
+
+
 @pytest.mark.parametrize(
     ("submit", "field"),
     [

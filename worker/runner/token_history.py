@@ -18,7 +18,8 @@ class TokenHistory:
     """tokens_SL: int32 [rows, longest sequence]; rows grow with the number of such sequences alive."""
 
     def __init__(self, max_len: int, device: torch.device) -> None:
-        self.tokens_SL = torch.zeros((0, max_len), dtype=torch.int32, device=device)
+        # and one more, for the sample behind a prompt of full length that is only scored
+        self.tokens_SL = torch.zeros((0, max_len + 1), dtype=torch.int32, device=device)
         self._row_of: dict[Sequence, int] = {}
         self._free: list[int] = []
 

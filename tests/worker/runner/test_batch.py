@@ -139,8 +139,10 @@ def test_tables_follow_growth_preemption_copies_and_reuse(seed: int, blocks: int
             seq.computed += chunk.count
             batcher.kv.commit(seq)
             if chunk.samples:
-                if batcher.has_room and rng.random() < 0.2:
-                    child = make_sequence(seq.request.prompt, [], order=100 + rng.randrange(10**6))
+                longest = seq.request.max_tokens
+                if batcher.has_room and seq.output_tokens + 1 < longest and rng.random() < 0.2:
+                    order = 100 + rng.randrange(10**6)
+                    child = make_sequence(seq.request.prompt, [], order=order, output=longest)
                     child.tokens = [*seq.tokens, 1]
                     batcher.kv.fork(seq, child)
                     batcher.start_forked(child)
