@@ -53,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.heard: dict[str, float] = {}
         self.attempts: dict[tuple[str, str], int] = {}
         self.answered: set[tuple[str, str, int]] = set()
+        self.refused: set[tuple[str, str, int]] = set()
 
     def take(self, outgoing, *, repeated: tuple[str, str, int] | None = None) -> None:
         """Check what is sent against what may be sent now."""
@@ -61,6 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 answer = (peer, message.request_id, message.attempt)
                 assert answer == repeated or answer not in self.answered, "answered twice"
                 self.answered.add(answer)
+                if isinstance(message, Refusal):
+                    self.refused.add(answer)
             if isinstance(message, Placement) and (peer, message.request_id, message.attempt) != repeated:
                 worker = message.worker_id
                 assert message.incarnation == str(self.incarnations[worker]), "placed on an old incarnation"
@@ -125,6 +128,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         attempt = self.attempts.get((router, request), -1)
         attempt = max(0, attempt) if again else attempt + 1
         self.attempts[router, request] = attempt
+        # what was refused is forgotten: to ask again is to ask anew
+        self.answered.difference_update({(router, request, attempt)} & self.refused)
         message = Place(
             request_id=request,
             attempt=attempt,
