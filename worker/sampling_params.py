@@ -12,6 +12,7 @@ import msgspec
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP = 16
+MAX_STOP_CHARACTERS = 1024
 SEED_BITS = 64
 
 
@@ -89,6 +90,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest("stop", f"at most {MAX_STOP} stop strings")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise InvalidRequest("stop", "stop strings must be non-empty text")
+        if any(len(text) > MAX_STOP_CHARACTERS for text in self.stop):
+            raise InvalidRequest("stop", f"stop strings have at most {MAX_STOP_CHARACTERS} characters")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0)
         for token, bias in self.logit_bias.items():

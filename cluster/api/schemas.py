@@ -10,7 +10,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from decodefleet.worker.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP, SamplingParams
+from decodefleet.worker.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP,
+    MAX_STOP_CHARACTERS,
+    SamplingParams,
+)
 
 from .errors import BadRequest
 
@@ -19,9 +25,11 @@ T = TypeVar("T")
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_TOKENS = 1 << 24
 MAX_BIASES = 1024
+MAX_KEY = 256
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Text = Annotated[str, StringConstraints(min_length=1)]
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 # every list stops at its first fault: a body may hold millions of them
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1)]
@@ -77,7 +85,7 @@ class GenerationFields(Strict):
     frequency_penalty: Finite | None = Field(0.0, ge=-2, le=2)
     repetition_penalty: Finite | None = Field(1.0, gt=0, le=100)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
-    stop: Text | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=128)] | None = None
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False
@@ -88,10 +96,12 @@ class GenerationFields(Strict):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = Field(False, description="token ids beside the text")
-    cache_salt: Text | None = Field(None, description="cached prefixes are shared only under one salt")
+    cache_salt: Text | None = Field(
+        None, max_length=MAX_KEY, description="cached prefixes are shared only under one salt"
+    )
     priority: int | None = Field(0, ge=-(1 << 31), le=(1 << 31) - 1, description="lower is sooner")
     user: str | None = Field(None, description="whose request this is, for fair shares")
-    session_id: str | None = None
+    session_id: str | None = Field(None, max_length=MAX_KEY)
 
     @model_validator(mode="before")
     @classmethod

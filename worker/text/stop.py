@@ -7,6 +7,7 @@ How the text was cut into pieces makes no difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
@@ -58,7 +59,9 @@ class StopStrings:
         return found
 
 
-def _fallback_table(stop: str) -> list[int]:
+# the sequences of one request have the same stop strings, and so do most requests of a client
+@lru_cache(maxsize=256)
+def _fallback_table(stop: str) -> tuple[int, ...]:
     """For each matched length the longest shorter prefix of `stop` that the matched part also ends with."""
     table = [0, 0]
     for character in stop[1:]:
@@ -66,4 +69,4 @@ def _fallback_table(stop: str) -> list[int]:
         while length and stop[length] != character:
             length = table[length]
         table.append(length + (stop[length] == character))
-    return table
+    return tuple(table)

@@ -38,3 +38,12 @@ def test_too_many_biases_are_refused_unseen() -> None:
     with pytest.raises(BadRequest) as failure:
         CompletionRequest.model_validate({"prompt": "a", "logit_bias": {str(i): "x" for i in range(1025)}})
     assert failure.value.response.error.param == "logit_bias"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"stop": "x" * 1025}, {"stop": ["y", "x" * 1025]}, {"session_id": "x" * 257}, {"cache_salt": "x" * 257}],
+)
+def test_texts_that_are_kept_are_bounded(field: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CompletionRequest.model_validate({"prompt": "a"} | field)
