@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from decodefleet.worker.assets.resolve import resolve_model
+
+# the same examples in every run of CI: new ones are found where somebody can look at them
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from decodefleet.cluster.scheduling.config import SchedulingConfig
+from decodefleet.cluster.scheduling.reservations import RequestKey
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.worker.protocol import (
     Heartbeat,
@@ -53,7 +54,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.heard: dict[str, float] = {}
         self.attempts: dict[tuple[str, str], int] = {}
         self.answered: set[tuple[str, str, int]] = set()
-        self.refused: set[tuple[str, str, int]] = set()
 
     def take(self, outgoing, *, repeated: tuple[str, str, int] | None = None) -> None:
         """Check what is sent against what may be sent now."""
@@ -62,8 +62,6 @@ class SchedulerMachine(RuleBasedStateMachine):
                 answer = (peer, message.request_id, message.attempt)
                 assert answer == repeated or answer not in self.answered, "answered twice"
                 self.answered.add(answer)
-                if isinstance(message, Refusal):
-                    self.refused.add(answer)
             if isinstance(message, Placement) and (peer, message.request_id, message.attempt) != repeated:
                 worker = message.worker_id
                 assert message.incarnation == str(self.incarnations[worker]), "placed on an old incarnation"
@@ -128,8 +126,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         attempt = self.attempts.get((router, request), -1)
         attempt = max(0, attempt) if again else attempt + 1
         self.attempts[router, request] = attempt
-        # what was refused is forgotten: to ask again is to ask anew
-        self.answered.difference_update({(router, request, attempt)} & self.refused)
+        # to ask again for what was refused, or given back, is to ask anew
+        held = self.core.ledger.get(RequestKey(router, request))
+        if held is None or held.placement.attempt != attempt:
+            self.answered.discard((router, request, attempt))
         message = Place(
             request_id=request,
             attempt=attempt,
