@@ -37,9 +37,16 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         command = [*COMMAND, "serve", "--port", str(self.port), *options]
+        # behind a proxy, as many a machine is: nothing of ours may ask it for this machine
+        env = os.environ | {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                env=env,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         self.seen: dict[int, psutil.Process] = {}
 
