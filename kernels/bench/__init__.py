@@ -1,0 +1,1 @@
+"""Times every operation against what the machine allows; run by `decodefleet bench kernels`."""

@@ -1,0 +1,100 @@
+"""Runs the cases and makes rows: plain dictionaries for tables and files. Knows nothing of consoles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from .cases import Case, cases
+from .timing import Limits, copies_wanted, measure, measure_limits
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One case on one device.
+
+    microseconds: of one call with cold caches. limit: the share of the roofline that this reaches.
+    gb_per_s, tflops: of the bytes and operations that there must be. reference, peers: their time over ours.
+    error: root mean square of the difference from the reference over that of the reference.
+    """
+
+    kernel: str
+    variant: str
+    target: str
+    microseconds: float
+    limit: float
+    gb_per_s: float
+    tflops: float
+    error: float
+    reference: float
+    peers: dict[str, float]
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def time_cases(
+    device: torch.device, limits: Limits, kernels: Sequence[str] = (), on_case: Callable[[str], None] = print
+) -> Iterator[Timed]:
+    """kernels: only these, or all."""
+    with torch.inference_mode():
+        for case in cases(device):
+            if not kernels or case.kernel in kernels:
+                on_case(f"{case.kernel}: {case.variant}")
+                yield _time(case, device, limits)
+
+
+def bench(
+    device: torch.device, kernels: Sequence[str], on_case: Callable[[str], None]
+) -> tuple[dict[str, float], list[dict[str, object]]]:
+    """(limits, one row per case), as JSON has them."""
+    torch.manual_seed(0)
+    on_case("what the machine allows")
+    limits = measure_limits(device)
+    rows = [asdict(timed) for timed in time_cases(device, limits, kernels, on_case)]
+    return {"gb_per_s": limits.bandwidth / 1e9, "tflops": limits.matmul / 1e12}, rows
+
+
+def _time(case: Case, device: torch.device, limits: Limits) -> Timed:
+    works = [case.make() for _ in range(copies_wanted(case.moved, device))]
+    first = works[0]
+    error = _error(first.run(), first.reference())
+    seconds = measure([work.run for work in works], device)
+    return Timed(
+        kernel=case.kernel,
+        variant=case.variant,
+        target=_target(device),
+        microseconds=seconds * 1e6,
+        limit=limits.seconds(case.moved, case.flops) / seconds,
+        gb_per_s=case.moved / seconds / 1e9,
+        tflops=case.flops / seconds / 1e12,
+        error=error,
+        reference=_eager(first.reference, device) / seconds,
+        peers={name: measure([work.peers[name] for work in works], device) / seconds for name in first.peers},
+    )
+
+
+def _eager(work: Callable[[], object], device: torch.device) -> float:
+    """References read numbers back to the host, which a graph cannot hold."""
+    if device.type == "cpu":
+        return measure([work], device)
+    work()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    found, wanted = found.double(), wanted.double()
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-12))
+
+
+def _target(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
