@@ -252,7 +252,7 @@ async def test_tries_are_bounded(scene: Scene) -> None:
     await scene.at_peace()
 
 
-@pytest.mark.parametrize("reason", ["invalid", "too_long", "deadline"])
+@pytest.mark.parametrize("reason", ["invalid", "deadline"])
 async def test_a_lasting_rejection_is_final(scene: Scene, reason: Any) -> None:
     await scene.add_workers("w0", "w1")
     generation = await scene.generation()
