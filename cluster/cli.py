@@ -195,6 +195,51 @@ def _bench_serve(**flags: Any) -> None:
 bench.command("serve")(with_flags(_bench_serve, flags_of(BenchOptions)))
 
 
+@bench.command("kernels")
+def _bench_kernels(
+    op: Annotated[
+        list[str] | None, typer.Option(help="only this operation; may be repeated", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="write what was compiled: a row per kernel, variant and target"),
+    ] = None,
+    timings: Annotated[Path | None, typer.Option(help="write what was timed, and the limits")] = None,
+    compile_: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="compile for every target; if not given, where there is no GPU or with --json",
+            show_default=False,
+        ),
+    ] = None,
+    time_: Annotated[bool, typer.Option("--time/--no-time", help="time on this machine")] = True,
+) -> None:
+    """Time every kernel against what this machine allows; compile them for every target."""
+    from decodefleet.kernels.bench.run import bench_rows, compiled_rows, has_gpu, operations
+
+    from .bench.kernels_view import compiled_table, timed_table, write_rows
+    from .bench.machine import provenance
+    from .bench.options import BenchError
+
+    wanted = op or operations()
+    if unknown := set(wanted) - set(operations()):
+        raise BenchError(f"--op {unknown.pop()} is none of {', '.join(operations())}.")
+    console = _console()
+    if compile_ or (compile_ is None and (json_file is not None or not has_gpu())):
+        with console.status("compiling"):
+            compiled = compiled_rows(wanted)
+        console.print(compiled_table(compiled))
+        if json_file is not None:
+            write_rows(json_file, compiled)
+    if time_:
+        with console.status("timing") as status:
+            limits, timed = bench_rows(wanted, status.update)
+        console.print(timed_table(limits, timed))
+        if timings is not None:
+            write_rows(timings, {**provenance(), "limits": limits, "rows": timed})
+
+
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 

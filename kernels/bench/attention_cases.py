@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from ..kv_cache.reference import quantise
 from ..paged_attention.metadata import AttentionMetadata
 from ..paged_attention.reference import paged_attention_reference
 from ..rotary import reference as rotary_reference
-
-if TYPE_CHECKING:
-    from .cases import Case, Model, Work
+from .case import Case, Model, Work
 
 BF16 = torch.bfloat16
 BLOCK = 16
@@ -43,8 +40,6 @@ def attention_cases(model: Model, device: torch.device) -> Iterator[Case]:
 def _attention(
     variant: str, B: int, query: int, context: int, dtype: torch.dtype, model: Model, device: torch.device
 ) -> Case:
-    from .cases import Case, Work
-
     H, G, D = model.heads, model.kv_heads, model.head_dim
 
     def make() -> Work:
@@ -125,8 +120,6 @@ def _flashinfer(
 
 
 def _rotary(T: int, model: Model, device: torch.device) -> Case:
-    from .cases import Case, Work
-
     H, G, D = model.heads, model.kv_heads, model.head_dim
 
     def make() -> Work:
@@ -145,8 +138,6 @@ def _rotary(T: int, model: Model, device: torch.device) -> Case:
 
 
 def _copies(n: int, model: Model, device: torch.device) -> Case:
-    from .cases import Case, Work
-
     slab_bytes = KvLayout(32, model.kv_heads, BLOCK, model.head_dim, BF16).slab_bytes
 
     def make() -> Work:

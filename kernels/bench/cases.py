@@ -6,11 +6,9 @@ Bytes are those that must be moved once: weights, cache, activations in and out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from .. import ops
 from ..linear.reference import linear_reference
@@ -18,42 +16,11 @@ from ..norm_linear import reference as norm_linear_reference
 from ..rms_norm import reference as rms_reference
 from ..sampling.reference import sample_reference
 from ..silu_mul import reference as gate_reference
+from .attention_cases import attention_cases
+from .case import Case, Model, Work
 
 BF16 = torch.bfloat16
 EPS = 1e-5
-
-
-@dataclass(frozen=True)
-class Work:
-    """One set of inputs: the operation, its plain reference, and other people's implementations by name."""
-
-    run: Callable[[], Tensor]
-    reference: Callable[[], Tensor]
-    peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Case:
-    """moved: bytes; make: fresh inputs on each call."""
-
-    kernel: str
-    variant: str
-    moved: int
-    flops: int
-    make: Callable[[], Work]
-
-
-@dataclass(frozen=True)
-class Model:
-    """Sizes of one model's layers, and the rows of a decode step to try."""
-
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    rows: tuple[int, ...]
 
 
 LLAMA_3_8B = Model(4096, 14336, 32, 8, 128, 128256, (1, 8, 16, 64))
@@ -61,8 +28,6 @@ SMOLLM2_135M = Model(576, 1536, 9, 3, 64, 49152, (1, 8, 32))
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    from .attention_cases import attention_cases
-
     model = LLAMA_3_8B if device.type == "cuda" else SMOLLM2_135M
     yield from _linear_cases(model, device)
     yield from _row_cases(model, device)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .cases import Case, cases
+from ..aot import OPERATIONS, compile_variants, variants
+from .case import Case
+from .cases import cases
 from .timing import Limits, copies_wanted, measure, measure_limits
 
 
@@ -33,29 +36,32 @@ class Timed:
     peers: dict[str, float]
 
 
-def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def operations() -> tuple[str, ...]:
+    return tuple(OPERATIONS)
 
 
-def time_cases(
-    device: torch.device, limits: Limits, kernels: Sequence[str] = (), on_case: Callable[[str], None] = print
-) -> Iterator[Timed]:
-    """kernels: only these, or all."""
+def has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def compiled_rows(wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per kernel, variant and target, see `aot.Compiled`."""
+    return [asdict(row) for row in compile_variants(variants(wanted))]
+
+
+def bench_rows(
+    wanted: Sequence[str], on_case: Callable[[str], None]
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """(limits of this machine, one row per case, see `Timed`)."""
+    torch.manual_seed(0)
+    device = torch.device("cuda" if has_gpu() else "cpu")
+    on_case("what the machine allows")
+    limits, rows = measure_limits(device), []
     with torch.inference_mode():
         for case in cases(device):
-            if not kernels or case.kernel in kernels:
+            if case.kernel in wanted:
                 on_case(f"{case.kernel}: {case.variant}")
-                yield _time(case, device, limits)
-
-
-def bench(
-    device: torch.device, kernels: Sequence[str], on_case: Callable[[str], None]
-) -> tuple[dict[str, float], list[dict[str, object]]]:
-    """(limits, one row per case), as JSON has them."""
-    torch.manual_seed(0)
-    on_case("what the machine allows")
-    limits = measure_limits(device)
-    rows = [asdict(timed) for timed in time_cases(device, limits, kernels, on_case)]
+                rows.append(asdict(_time(case, device, limits)))
     return {"gb_per_s": limits.bandwidth / 1e9, "tflops": limits.matmul / 1e12}, rows
 
 
