@@ -21,7 +21,7 @@ from .config import BatchConfig, CacheConfig, EngineConfig, Frozen, ModelConfig,
 from .engine import Engine
 from .kv.hashing import pack_tokens
 from .protocol import Submit, Tier, TokenDelta, TokenLogprobs
-from .sampling_params import SamplingParams
+from .sampling_params import InvalidRequest, SamplingParams
 from .text.stream import TextStream
 from .text.tokenizer import Tokenizer
 
@@ -167,6 +167,10 @@ class _Job:
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> None:
         self.params = params
         tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        try:
+            self._packed = pack_tokens(tokens)
+        except OverflowError:
+            raise InvalidRequest("prompt", "token ids must lie between 0 and the vocabulary's size") from None
         self._streams = [TextStream(tokenizer, params, prompt=tokens) for _ in range(params.n)]
         self.output = RequestOutput(
             prompt=prompt if isinstance(prompt, str) else None,
@@ -178,8 +182,7 @@ class _Job:
         )
 
     def submit(self, request_id: str) -> Submit:
-        prompt = pack_tokens(self.output.prompt_token_ids)
-        return Submit(request_id=request_id, incarnation="", epoch=0, prompt=prompt, params=self.params)
+        return Submit(request_id=request_id, incarnation="", epoch=0, prompt=self._packed, params=self.params)
 
     def take(self, delta: TokenDelta) -> str:
         """Record a delta; returns the text that became final."""
