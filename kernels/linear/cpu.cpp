@@ -14,6 +14,7 @@ namespace df {
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int kAhead = 24;
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 // A panel's weights for two consecutive inputs, as floats.
@@ -63,6 +64,9 @@ template <class W, int ROWS, int PANELS> void tile(const Problem& p, int64_t row
     for (int64_t k = 0; k < p.pairs; k++) {
         Pair pair[PANELS];
         for (int j = 0; j < PANELS; j++) pair[j] = load<Pair>(w + (j * p.pairs + k) * sizeof(Pair));
+        // few rows wait for memory: the hardware fetches too late across so many streams
+        if constexpr (ROWS <= 4)
+            for (int j = 0; j < PANELS; j++) __builtin_prefetch(w + (j * p.pairs + k + kAhead) * sizeof(Pair));
         f32x16 column[PANELS];
         for (int j = 0; j < PANELS; j++) column[j] = W::first(pair[j]);
         for (int i = 0; i < ROWS; i++) {
