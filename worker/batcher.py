@@ -77,11 +77,13 @@ class Batcher:
         chunks: list[Chunk] = []
         budget = self.config.max_num_batched_tokens
         preempted = self.preemptions
-        decoding = [seq for seq in self.running if seq.decoding]
-        filling = [seq for seq in self.running if seq.remaining and not seq.decoding]
+        decoding: list[Sequence] = []
+        filling: list[Sequence] = []
+        for seq in self.running:
+            (decoding if seq.decoding else filling).append(seq)
         for seq in (*decoding, *filling):
             # an earlier one may have taken this one's memory
-            if budget and seq.state is State.RUNNING:
+            if budget and seq.remaining and seq.state is State.RUNNING:
                 budget -= self._schedule(seq, budget, chunks)
         if self.preemptions == preempted:
             self._admit(budget, chunks)
@@ -102,13 +104,14 @@ class Batcher:
 
     def _schedule(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
         """Give `seq` its share of the budget, at the cost of newer ones if need be; returns tokens given."""
-        count = min(seq.remaining, budget)
+        remaining = seq.remaining
+        count = min(remaining, budget)
         while not self.kv.grow(seq, count):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
                 return 0
-        chunks.append(Chunk(seq, seq.computed, count, samples=count == seq.remaining))
+        chunks.append(Chunk(seq, seq.computed, count, samples=count == remaining))
         return count
 
     def _admit(self, budget: int, chunks: list[Chunk]) -> None:

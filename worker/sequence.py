@@ -49,10 +49,6 @@ class Request:
         """A prompt whose log-probabilities are asked for has to be computed whole."""
         return self.params.prompt_logprobs is None
 
-    def banned_tokens(self, output_tokens: int) -> tuple[int, ...]:
-        """What must not be sampled after so many tokens."""
-        return tuple(self.end_tokens) if output_tokens < self.params.min_tokens else ()
-
     def finish_reason(self, token: int, output_tokens: int) -> FinishReason | None:
         """Whether a sequence ends with this token, its output_tokens-th."""
         if token in self.end_tokens:
@@ -105,12 +101,21 @@ class Sequence:
         return self.length - self.prompt_len
 
     @property
+    def banned_tokens(self) -> tuple[int, ...]:
+        """What must not be sampled next."""
+        request = self.request
+        if not request.params.min_tokens or self.output_tokens >= request.params.min_tokens:
+            return ()
+        return tuple(request.end_tokens)
+
+    @property
     def remaining(self) -> int:
         """Tokens whose keys and values are not computed yet; 0 where the last token allowed is in flight."""
-        if self.pending and self.output_tokens >= self.request.max_tokens:
+        length, request = len(self.tokens) + self.pending, self.request
+        if self.pending and length - len(request.prompt) >= request.max_tokens:
             return 0
-        return self.length - self.computed
+        return length - self.computed
 
     @property
     def decoding(self) -> bool:
-        return self.remaining == 1 and self.output_tokens > 0
+        return self.computed >= len(self.request.prompt) and self.remaining == 1

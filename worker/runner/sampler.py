@@ -141,7 +141,7 @@ class Sampler:
 def sample_rows(chunks: Rows[Chunk]) -> list[SampleRow]:
     """Who gets a token from these chunks: sequences that reach their end, and siblings that begin there."""
     return [
-        SampleRow(seq, chunk.seq, seq.request.banned_tokens(seq.output_tokens))
+        SampleRow(seq, chunk.seq, seq.banned_tokens)
         for chunk in chunks
         if chunk.samples
         for seq in (chunk.seq, *chunk.seq.request.unborn)
