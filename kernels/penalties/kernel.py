@@ -19,7 +19,9 @@ BLOCK = 1024
 IN_PROMPT = tl.constexpr(1 << 30)
 
 
-@triton.jit(do_not_specialize=["length"], do_not_specialize_on_alignment=["tokens_ptr"])
+@triton.jit(
+    do_not_specialize=["length"], do_not_specialize_on_alignment=["tokens_ptr", "prompt_ptr", "known_ptr"]
+)
 def _count_kernel(tokens_ptr, prompt_ptr, known_ptr, counts_ptr, length, V, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -31,7 +33,7 @@ def _count_kernel(tokens_ptr, prompt_ptr, known_ptr, counts_ptr, length, V, BLOC
     tl.atomic_add(count_ptrs, 1, mask=known & ~prompt, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["repetition_ptr", "presence_ptr", "frequency_ptr"])
 def _penalise_kernel(
     logits_ptr,
     counts_ptr,

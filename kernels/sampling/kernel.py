@@ -99,7 +99,8 @@ def _kth_key(ptr, n, k, temperature, BLOCK: tl.constexpr):
     return found
 
 
-@triton.jit
+# a row's parameters lie in rows of one array: any alignment, and one kernel for all
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "seed_ptr", "position_ptr"])
 def _draw_kernel(
     logits_ptr,
     temperature_ptr,
@@ -204,7 +205,11 @@ def _top_k_mass(
     return mass
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        *("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "position_ptr"),
+    ]
+)
 def _choose_kernel(
     logits_ptr,
     temperature_ptr,
