@@ -287,6 +287,7 @@ def row_class(T: int) -> str:
     return "few" if T <= 16 else "some" if T <= 64 else "many"
 
 
+@functools.cache
 def split_size(N: int, K: int, chip: Chip, *, gated: bool) -> int:
     """Part of K that one program sums in decode: so many that two programs run on each multiprocessor.
 

@@ -60,7 +60,7 @@ def norm_linear_triton(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As the reference; h_TK is contiguous. Biases do not go with an activation."""
+    """As the reference, in `out_dtype` if given; h_TK is contiguous."""
     T, N = h_TK.shape[0], w_NK.shape[0] // (2 if activation else 1)
     out_TN = torch.empty((T, N), dtype=out_dtype or norm_K.dtype, device=h_TK.device)
     if norm_K.dtype == torch.float16:

@@ -177,11 +177,13 @@ def rotary_store_triton(
     return qkv_THD[:, :heads], q_sink_THD
 
 
-def _example(D: int, dtype: torch.dtype, *, R: int | None = None, sinks: bool = False) -> None:
-    layout = KvLayout(layers=32, kv_heads=8, block_size=16, head_dim=D, dtype=dtype)
+def _example(
+    D: int, dtype: torch.dtype, *, R: int | None = None, sinks: bool = False, kv_heads: int = 8
+) -> None:
+    layout = KvLayout(layers=32, kv_heads=kv_heads, block_size=16, head_dim=D, dtype=dtype)
     cache = layout.view(torch.empty((64, layout.slab_bytes), dtype=torch.uint8, device="meta"))
     index = torch.empty(8, dtype=torch.int64, device="meta")
-    qkv_THD = torch.empty((8, 48, D), dtype=torch.bfloat16, device="meta")
+    qkv_THD = torch.empty((8, 32 + 2 * kv_heads, D), dtype=torch.bfloat16, device="meta")
     angles = torch.empty((4096, R or D), device="meta")
     rotary_store_triton(
         qkv_THD, angles, index, index, cache.values, 1, cache.scales, index if sinks else None
@@ -194,5 +196,6 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "128, sinks": lambda: _example(128, _BF16, sinks=True),
     "128, int8": lambda: _example(128, _INT8),
     "128, fp8": lambda: _example(128, _FP8),
+    "256, one KV head, int8": lambda: _example(256, _INT8, kv_heads=1),
     "80 of which 32 turn, fp8": lambda: _example(80, _FP8, R=32),
 }

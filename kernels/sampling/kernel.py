@@ -322,10 +322,13 @@ def sample_triton(
     return tokens_R
 
 
-def _example() -> None:
-    R, V = 8, 128256
+def _example(V: int) -> None:
+    R = 8
     real, whole = torch.empty(R, device="meta"), torch.empty(R, dtype=torch.int64, device="meta")
     sample_triton(torch.empty((R, V), device="meta"), real, whole, real, real, whole, whole)
 
 
-VARIANTS: dict[str, Callable[[], None]] = {"128256": _example}
+VARIANTS: dict[str, Callable[[], None]] = {
+    "128256": lambda: _example(128256),
+    "5000": lambda: _example(5000),
+}
