@@ -103,7 +103,6 @@ class DecodeGraphs:
     def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
         if self._pool is None:
             return run
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             run()
