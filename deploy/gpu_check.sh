@@ -20,8 +20,8 @@ export PYTHONPATH="$root/.pyroot:$site${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
 
 missing=""
-for package in hypothesis jinja2 msgspec numpy psutil pydantic pytest pytest-asyncio pytest-timeout safetensors \
-    tokenizers transformers; do
+for package in filelock gguf hypothesis jinja2 msgspec numpy psutil pydantic pytest pytest-asyncio pytest-timeout \
+    safetensors tokenizers transformers; do
     module="${package//-/_}"
     "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$module') is None)" ||
         missing="$missing $package"
@@ -29,7 +29,7 @@ done
 if [ -n "$missing" ]; then
     echo "installing:$missing"
     # shellcheck disable=SC2086
-    "$python" -m pip install --quiet --no-deps --target "$site" \
+    "$python" -m pip install --quiet --target "$site" \
         ${WHEELS:+--no-index --find-links "$WHEELS"} $missing || echo "some packages could not be installed"
 fi
 

@@ -76,7 +76,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
         script("machine", 60, "machine.py"),
         script("engine", 120, "engine_bench.py", *model),
         script("kernels", 90, "kernel_bench.py", "--device", options.device),
-        pytest("exactness", 90, "-m", "gpu", "tests/worker"),
+        pytest("exactness", 90, "-m", "gpu", "tests/worker/test_exactness.py", "tests/worker/runner"),
         pytest("kernel_tests", 150, *only_gpu, "tests/kernels/triton"),
         script("engine_eager", 60, "engine_bench.py", *few, "--enforce-eager"),
         script("engine_invariant", 60, "engine_bench.py", *few, "--batch-invariant"),
