@@ -82,7 +82,7 @@ def test_kept_set_is_that_of_the_filters(device: torch.device) -> None:
         (2, 0.6, 0.0): {1},
         (2, 0.7, 0.0): {1, 3},
     }
-    R = 12
+    R = 5
     for (top_k, top_p, min_p), kept in filters.items():
         rows = columns(device, [(1.0, top_k, top_p, min_p)] * R)
         seed = torch.arange(R, device=device)
