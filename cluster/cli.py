@@ -226,6 +226,9 @@ def _bench_kernels(
     if unknown := set(wanted) - set(operations()):
         raise BenchError(f"--op {unknown.pop()} is none of {', '.join(operations())}.")
     console = _console()
+    if not console.is_terminal:
+        # a file has room for whole lines
+        console.width = 120
     if compile_ or (compile_ is None and (json_file is not None or not has_gpu())):
         with console.status("compiling"):
             compiled = compiled_rows(wanted)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from .options import BenchError
@@ -38,7 +39,8 @@ def timed_table(limits: Mapping[str, float], rows: Sequence[Row]) -> Table:
     title = f"limits measured in this run: {limits['gb_per_s']:.1f} GB/s, {limits['tflops']:.3g} TFLOP/s"
     table = Table(title=title)
     for name in ("kernel", "variant", "µs", "of limit", "GB/s", "TFLOP/s", "reference", "peers", "error"):
-        table.add_column(name, justify="left" if name in ("kernel", "variant", "peers") else "right")
+        justify: JustifyMethod = "left" if name in ("kernel", "variant", "peers") else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
         peers = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in row["peers"].items())
         table.add_row(
