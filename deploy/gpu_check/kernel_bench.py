@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from decodefleet.kernels.bench.run import bench
+from decodefleet.kernels.bench.run import bench_rows, operations
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    limits, rows = bench(torch.device(options.device), (), print)
+    limits, rows = bench_rows(operations(), print, torch.device(options.device))
     options.json.write_text(json.dumps({"limits": limits, "rows": rows}))
 
 

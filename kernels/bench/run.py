@@ -50,11 +50,11 @@ def compiled_rows(wanted: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def bench_rows(
-    wanted: Sequence[str], on_case: Callable[[str], None]
+    wanted: Sequence[str], on_case: Callable[[str], None], device: torch.device | None = None
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """(limits of this machine, one row per case, see `Timed`)."""
+    """(limits of `device`, by default the GPU if there is one; one row per case, see `Timed`)."""
     torch.manual_seed(0)
-    device = torch.device("cuda" if has_gpu() else "cpu")
+    device = device or torch.device("cuda" if has_gpu() else "cpu")
     on_case("what the machine allows")
     limits, rows = measure_limits(device), []
     with torch.inference_mode():
