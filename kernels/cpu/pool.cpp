@@ -1,11 +1,14 @@
 // A pool for regions of a few microseconds on shared cores.
 //
-// Work is claimed chunk by chunk from one atomic ticket (generation << 32 | next chunk). The caller claims like
-// everybody else and waits only for chunks that somebody has claimed: a helper that has no core at the moment
-// costs nothing. Helpers spin briefly after a region, since the next one follows at once within a step, and
-// sleep otherwise: an idle engine leaves its cores to router and scheduler.
+// Work is claimed chunk by chunk from one atomic ticket: the region's number, how many chunks it has, and the
+// next of them. All three have to be in one word: a helper that saw the next chunk of one region and the count
+// of another would claim what is not there. The caller claims like everybody else and waits only for chunks
+// that somebody has claimed: a helper that has no core at the moment costs nothing. Helpers spin briefly after
+// a region, since the next one follows at once within a step, and sleep otherwise: an idle engine leaves its
+// cores to router and scheduler.
 #include "pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,6 +20,12 @@ namespace df {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr int kMostChunks = 0xffff;
+
+// region: 32 bits, count: 16, next: 16
+inline uint64_t region_of(uint64_t ticket) { return ticket >> 32; }
+inline int count_of(uint64_t ticket) { return (int)(ticket >> 16 & 0xffff); }
+inline int next_of(uint64_t ticket) { return (int)(ticket & 0xffff); }
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -35,22 +44,16 @@ class Pool {
     int size() const { return (int)helpers_.size() + 1; }
 
     void run(int count, const std::function<void(int)>& job) {
-        std::lock_guard<std::mutex> one_region(region_);
-        if (helpers_.empty() || count < 2) {
-            for (int i = 0; i < count; i++) job(i);
-            return;
+        std::lock_guard<std::mutex> one_at_a_time(turn_);
+        for (int first = 0; first < count; first += kMostChunks) {
+            const int chunks = std::min(count - first, kMostChunks);
+            if (helpers_.empty() || chunks < 2)
+                for (int i = 0; i < chunks; i++) job(first + i);
+            else if (first == 0)
+                share(chunks, job);
+            else
+                share(chunks, [&](int i) { job(first + i); });
         }
-        job_ = &job;
-        count_.store(count);
-        done_.store(0);
-        const uint64_t generation = (ticket_.load() >> 32) + 1;
-        ticket_.store(generation << 32);
-        if (sleeping_.load()) {
-            std::lock_guard<std::mutex> lock(mutex_);
-            wake_.notify_all();
-        }
-        work(generation);
-        while (done_.load() != count) relax();
     }
 
     void stop() {
@@ -66,25 +69,37 @@ class Pool {
     ~Pool() { stop(); }
 
   private:
-    // The job and its count stay valid while a claimed chunk of their generation is not done.
-    void work(uint64_t generation) {
+    void share(int chunks, const std::function<void(int)>& job) {
+        // nobody reads these before the ticket names the new region
+        job_ = &job;
+        done_.store(0);
+        const uint64_t region = (region_of(ticket_.load()) + 1) & 0xffffffff;
+        ticket_.store(region << 32 | (uint64_t)chunks << 16);
+        if (sleeping_.load()) {
+            std::lock_guard<std::mutex> lock(mutex_);
+            wake_.notify_all();
+        }
+        work(region);
+        while (done_.load() != chunks) relax();
+    }
+
+    // The job stays valid while a chunk of its region is claimed and not done.
+    void work(uint64_t region) {
         uint64_t ticket = ticket_.load();
-        while (ticket >> 32 == generation) {
-            const int chunk = (int)(uint32_t)ticket;
-            if (chunk >= count_.load()) return;
+        while (region_of(ticket) == region && next_of(ticket) < count_of(ticket)) {
             if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
-            (*job_)(chunk);
+            (*job_)(next_of(ticket));
             done_.fetch_add(1);
             ticket = ticket_.load();
         }
     }
 
     void help() {
-        uint64_t seen = ticket_.load() >> 32;
+        uint64_t seen = region_of(ticket_.load());
         while (!stopping_) {
-            const uint64_t generation = await(seen);
-            if (generation != seen) work(generation);
-            seen = generation;
+            const uint64_t region = await(seen);
+            if (region != seen) work(region);
+            seen = region;
         }
     }
 
@@ -92,23 +107,23 @@ class Pool {
         const auto until = std::chrono::steady_clock::now() + kSpin;
         do {
             for (int i = 0; i < 64; i++) {
-                const uint64_t generation = ticket_.load() >> 32;
-                if (generation != seen) return generation;
+                const uint64_t region = region_of(ticket_.load());
+                if (region != seen) return region;
                 relax();
             }
         } while (std::chrono::steady_clock::now() < until);
         std::unique_lock<std::mutex> lock(mutex_);
         sleeping_.fetch_add(1);
-        wake_.wait(lock, [&] { return stopping_ || ticket_.load() >> 32 != seen; });
+        wake_.wait(lock, [&] { return stopping_ || region_of(ticket_.load()) != seen; });
         sleeping_.fetch_sub(1);
-        return ticket_.load() >> 32;
+        return region_of(ticket_.load());
     }
 
     std::vector<std::thread> helpers_;
-    std::mutex region_, mutex_;
+    std::mutex turn_, mutex_;
     std::condition_variable wake_;
     std::atomic<bool> stopping_{false};
-    std::atomic<int> sleeping_{0}, count_{0}, done_{0};
+    std::atomic<int> sleeping_{0}, done_{0};
     std::atomic<uint64_t> ticket_{0};
     const std::function<void(int)>* job_ = nullptr;
 };
