@@ -105,7 +105,7 @@ def _sampling_cases(model: Model, device: torch.device) -> Iterator[Case]:
         "plain": (1.0, 0, 1.0),
         "greedy": (0.0, 0, 1.0),
         "top-p": (1.0, 0, 0.9),
-        "both": (0.7, 20, 0.8),
+        "top-k and top-p": (0.7, 20, 0.8),
     }
     for R in (1, 64):
         for name, (temperature, top_k, top_p) in filters.items():

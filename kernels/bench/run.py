@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -79,22 +80,19 @@ def _time(case: Case, device: torch.device, limits: Limits) -> Timed:
         gb_per_s=case.moved / seconds / 1e9,
         tflops=case.flops / seconds / 1e12,
         error=error,
-        reference=_eager(first.reference, device) / seconds,
+        reference=_once(first.reference, device) / seconds,
         peers={name: measure([work.peers[name] for work in works], device) / seconds for name in first.peers},
     )
 
 
-def _eager(work: Callable[[], object], device: torch.device) -> float:
-    """References read numbers back to the host, which a graph cannot hold."""
-    if device.type == "cpu":
-        return measure([work], device)
+def _once(work: Callable[[], object], device: torch.device) -> float:
+    """References are slow, and read numbers back to the host, which a graph cannot hold."""
     work()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    begin = time.perf_counter()
     work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
 
 
 def _error(found: Tensor, wanted: Tensor) -> float:

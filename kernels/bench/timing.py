@@ -18,7 +18,7 @@ from ..cpu.arena import Arena
 
 # together larger than any last-level cache
 COLD_BYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
-ROUNDS = 5
+ROUNDS = {"cuda": 5, "cpu": 3}
 ROUND_SECONDS = 0.02
 
 
@@ -45,7 +45,7 @@ def measure(works: Sequence[Callable[[], object]], device: torch.device) -> floa
         return _measure_cuda(works)
     for work in works:
         work()
-    times = [_round(works) for _ in range(ROUNDS)]
+    times = [_round(works) for _ in range(ROUNDS["cpu"])]
     return statistics.median(times)
 
 
@@ -71,7 +71,7 @@ def _measure_cuda(works: Sequence[Callable[[], object]]) -> float:
             work()
     graph.replay()
     times: list[float] = []
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS["cuda"]):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         repeats = max(1, 16 // len(works))
         begin.record()
