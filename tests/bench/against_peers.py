@@ -112,7 +112,7 @@ def wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
             body = {"model": models[0]["id"], "prompt": "Hello", "max_tokens": 1}
             if httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200:
                 return
-        except (httpx.HTTPError, KeyError, ValueError):
+        except (httpx.HTTPError, LookupError, ValueError):
             pass
         time.sleep(0.5)
     raise SystemExit(f"{server.name} did not answer within {START_LIMIT_S} s")
@@ -177,3 +177,7 @@ def render(names: list[str], loads: list[str], rounds: list[dict[str, Any]]) -> 
     bandwidth = [r["read_gb_s"] for r in rounds]
     lines.append(f"\nRead bandwidth before the rounds: {', '.join(f'{b:.1f}' for b in bandwidth)} GB/s.")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
