@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .cpu.library import library, status
+from .cpu.native import library, status
 from .kv_cache import reference as kv_reference
 from .kv_cache.reference import store_kv
 from .linear.prepared import Prepared, Quantization, apply_linear, prepare_linear

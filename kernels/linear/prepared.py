@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..cpu.arena import weights_arena
-from ..cpu.library import library
+from ..cpu.native import library
 from .reference import linear_row_tiles, quantize_int8
 
 Quantization = Literal["none", "int8"]

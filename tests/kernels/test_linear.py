@@ -4,7 +4,7 @@ import pytest
 import torch
 from paged_batches import error_ratio
 
-from decodefleet.kernels.cpu.library import library
+from decodefleet.kernels.cpu.native import library
 from decodefleet.kernels.linear.prepared import apply_linear, prepare_linear
 from decodefleet.kernels.linear.reference import linear_reference, quantize_int8
 

@@ -7,7 +7,7 @@ import torch
 from paged_batches import error_ratio, make_batch, select_token
 from torch import Tensor
 
-from decodefleet.kernels.cpu.library import library
+from decodefleet.kernels.cpu.native import library
 from decodefleet.kernels.ops import AttentionMetadata
 from decodefleet.kernels.paged_attention.cpu import paged_attention_cpu
 from decodefleet.kernels.paged_attention.reference import paged_attention_reference, paged_attention_tiles

@@ -53,14 +53,14 @@ _SIGNATURES = {
 
 @dataclass(frozen=True)
 class Build:
-    """library: the loaded kernels or None; status: which path is in use and why."""
+    """kernels: loaded, or None; status: which path is in use and why."""
 
-    library: ctypes.CDLL | None
+    kernels: ctypes.CDLL | None
     status: str
 
 
 def library() -> ctypes.CDLL | None:
-    return _build().library
+    return _build().kernels
 
 
 def status() -> str:
