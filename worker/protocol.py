@@ -77,7 +77,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     running_kv_tokens: tokens in the KV cache of running sequences.
     free_blocks, cached_blocks: never used or forgotten; evictable but findable. Both can be allocated.
     max_running: most sequences it runs at once; None where nothing but memory limits it.
-    steps: engine steps finished; with `busy_since` (monotonic age in s of the step under way, else None) it
+    steps: engine steps finished; with `busy_for_s` (age in s of the step under way, None between steps) it
         tells a hang from a long prefill.
     """
 
