@@ -16,6 +16,7 @@ from typing import Any
 
 from .errors import ModelError
 from .safetensors_file import Header, TensorEntry, check_safetensors
+from .windows import layer_windows
 
 __all__ = [
     "ModelInfo",
@@ -45,7 +46,7 @@ class ModelInfo:
     rope_scaling: None for plain rotary embeddings, else the parameters with their `rope_type`.
     dtype: of the checkpoint as the config has it ("bfloat16", …); None where it does not say.
     eos_token_ids: of generation_config.json and config.json together, in this order.
-    sliding_window: tokens, None where attention is full.
+    layer_windows: of each layer, how many tokens back it sees (`windows.layer_windows`).
     raw: config.json as it is; not to be changed.
     """
 
@@ -65,7 +66,7 @@ class ModelInfo:
     dtype: str | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    sliding_window: int | None
+    layer_windows: tuple[int | None, ...]
     raw: dict[str, Any]
 
 
@@ -81,6 +82,7 @@ def read_config(folder: Path) -> ModelInfo:
             f"{path} names no architecture.", "Add its `architectures` as transformers writes it."
         )
     hidden_size, heads = number("hidden_size"), number("num_attention_heads")
+    layers = number("num_hidden_layers")
     rope_theta, rope_scaling = _rope(path, raw)
     bos = _token_ids(generation, "bos_token_id") or _token_ids(raw, "bos_token_id")
     eos = (*_token_ids(generation, "eos_token_id"), *_token_ids(raw, "eos_token_id"))
@@ -88,7 +90,7 @@ def read_config(folder: Path) -> ModelInfo:
         architecture=architectures[0],
         hidden_size=hidden_size,
         intermediate_size=number("intermediate_size"),
-        layers=number("num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", hidden_size // heads),
@@ -101,7 +103,7 @@ def read_config(folder: Path) -> ModelInfo:
         dtype=raw.get("dtype") or raw.get("torch_dtype"),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=tuple(dict.fromkeys(eos)),
-        sliding_window=raw.get("sliding_window") if raw.get("use_sliding_window", True) else None,
+        layer_windows=_layer_windows(path, raw, layers),
         raw=raw,
     )
 
@@ -242,6 +244,15 @@ def _rope(path: Path, raw: dict[str, Any]) -> tuple[float, dict[str, Any] | None
     if kind == "default":
         return theta, None
     return theta, {**parameters, "rope_type": kind}
+
+
+def _layer_windows(path: Path, raw: dict[str, Any], layers: int) -> tuple[int | None, ...]:
+    windows = layer_windows(raw, layers)
+    if len(windows) != layers:
+        raise ModelError(
+            f"{path} has {len(windows)} layer_types for {layers} layers.", "Correct it or fetch it again."
+        )
+    return windows
 
 
 def _token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:

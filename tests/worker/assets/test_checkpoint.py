@@ -37,7 +37,8 @@ def test_defaults_where_the_config_is_silent(make_folder: MakeFolder) -> None:
         make_folder(num_key_value_heads=None, rope_theta=None, torch_dtype=None, bos_token_id=None)
     )
     assert (info.kv_heads, info.head_dim, info.rope_theta) == (4, 8, 10_000.0)
-    assert (info.dtype, info.bos_token_id, info.sliding_window) == (None, None, None)
+    assert (info.dtype, info.bos_token_id) == (None, None)
+    assert info.layer_windows == (None,) * info.layers
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,6 @@ def test_end_tokens_of_generation_config_come_first(make_folder: MakeFolder) -> 
     assert (info.eos_token_ids, info.bos_token_id) == ((9, 2, 7), 5)
 
 
-def test_a_sliding_window_counts_only_where_it_is_used(make_folder: MakeFolder) -> None:
-    assert read_config(make_folder(sliding_window=64)).sliding_window == 64
-    assert read_config(make_folder(sliding_window=64, use_sliding_window=False)).sliding_window is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -84,6 +80,7 @@ def test_a_sliding_window_counts_only_where_it_is_used(make_folder: MakeFolder) 
         ({"num_hidden_layers": None}, "has no num_hidden_layers"),
         ({"hidden_size": "32"}, "hidden_size must be a positive integer"),
         ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer"),
+        ({"sliding_window": 8, "layer_types": ["full_attention"]}, "has 1 layer_types for 2 layers"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
     ],
