@@ -8,8 +8,8 @@ from typing import Any
 def layer_windows(raw: dict[str, Any], layers: int) -> tuple[int | None, ...]:
     """Of each layer, how many tokens back it sees, its own included; None sees all.
 
-    Published forms, the explicit one first: `layer_types`, a `sliding_window_pattern` of n (each n-th layer is
-    full), `max_window_layers` (the first ones are full), a bare `sliding_window` for all.
+    Published forms, the explicit one first: `layer_types`, a `sliding_window_pattern` of n (each n-th layer
+    is full), `max_window_layers` (the first ones are full), a bare `sliding_window` for all.
     """
     window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
     if window is None:
