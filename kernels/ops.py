@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .cpu.native import library, status
 from .kv_cache import reference as kv_reference
+from .kv_cache.layout import KvCache, KvLayout
 from .kv_cache.reference import store_kv
 from .linear.prepared import Prepared, Quantization, apply_linear, prepare_linear
 from .logprobs import reference as logprobs_reference
@@ -36,6 +37,8 @@ __all__ = [
     "Activation",
     "AttentionMetadata",
     "AttentionOptions",
+    "KvCache",
+    "KvLayout",
     "Logprobs",
     "Prepared",
     "Quantization",
@@ -165,34 +168,31 @@ def rotary_store(
     qkv_THD: Tensor,
     cos_sin_PR: Tensor,
     meta: AttentionMetadata,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
-    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Rotates queries and keys, writes keys and values to their slots → q [tokens, heads, head_dim].
 
     qkv_THD [tokens, heads + 2·kv_heads, head_dim] may be overwritten; the result may be a view of it.
-    kv_scales: fp32 [blocks, layers, 2, kv_heads, block_size] of a quantised cache.
     """
     if qkv_THD.is_cuda:
         from .rotary.kernel import rotary_store_triton
 
         places = (meta.positions_T, meta.slots_T)
-        return rotary_store_triton(qkv_THD, cos_sin_PR, *places, kv, layer, kv_scales)[0]
-    kernels = _native(qkv_THD, LANES) if kv.dtype == qkv_THD.dtype else None
+        return rotary_store_triton(qkv_THD, cos_sin_PR, *places, kv, layer)[0]
+    kernels = _native(qkv_THD, LANES) if kv.values.dtype == qkv_THD.dtype else None
     if kernels is None:
         places = (meta.positions_T, meta.slots_T)
-        return rotary_reference.rotary_store(qkv_THD, cos_sin_PR, *places, kv, layer, kv_scales)
+        return rotary_reference.rotary_store(qkv_THD, cos_sin_PR, *places, kv, layer)
     T, all_heads, D = qkv_THD.shape
-    _, layers, _, kv_heads, block_size, _ = kv.shape
-    heads = all_heads - 2 * kv_heads
+    heads, layers = all_heads - 2 * kv.kv_heads, kv.values.shape[1]
     kernels.df_rotary_store(
         qkv_THD.data_ptr(),
         cos_sin_PR.data_ptr(),
         meta.positions_T.data_ptr(),
         meta.slots_T.data_ptr(),
-        kv.data_ptr(),
-        *(T, heads, kv_heads, D, cos_sin_PR.shape[1], layer, layers, block_size),
+        kv.values.data_ptr(),
+        *(T, heads, kv.kv_heads, D, cos_sin_PR.shape[1], layer, layers, kv.block_size),
     )
     return qkv_THD[:, :heads]
 
@@ -202,23 +202,20 @@ def rotary_store_sinks(
     cos_sin_PR: Tensor,
     meta: AttentionMetadata,
     sink_positions_T: Tensor,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
-    kv_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `rotary_store`, and the queries once more, turned by `sink_positions_T`: for keys of sinks."""
     if qkv_THD.is_cuda:
         from .rotary.kernel import rotary_store_triton
 
         places = (meta.positions_T, meta.slots_T)
-        q_THD, q_sink_THD = rotary_store_triton(
-            qkv_THD, cos_sin_PR, *places, kv, layer, kv_scales, sink_positions_T
-        )
+        q_THD, q_sink_THD = rotary_store_triton(qkv_THD, cos_sin_PR, *places, kv, layer, sink_positions_T)
         assert q_sink_THD is not None
         return q_THD, q_sink_THD
-    heads = qkv_THD.shape[1] - 2 * kv.shape[3]
+    heads = qkv_THD.shape[1] - 2 * kv.kv_heads
     q_sink_THD = rotary(qkv_THD[:, :heads], sink_positions_T, cos_sin_PR)
-    return rotary_store(qkv_THD, cos_sin_PR, meta, kv, layer, kv_scales), q_sink_THD
+    return rotary_store(qkv_THD, cos_sin_PR, meta, kv, layer), q_sink_THD
 
 
 def gate_mul(gate_up_TI: Tensor, activation: Activation) -> Tensor:
@@ -272,27 +269,25 @@ def scatter_blocks(staged: Tensor, slabs: Tensor, blocks: Tensor) -> None:
 
 def paged_attention(
     q_THD: Tensor,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
     meta: AttentionMetadata,
     scale: float,
     options: AttentionOptions = PLAIN,
-    kv_scales: Tensor | None = None,
     q_sink_THD: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of this step's tokens over the paged cache → [tokens, heads, head_dim].
 
-    kv_scales: of a quantised cache, as for `rotary_store`. q_sink_THD: queries for the sink keys, if they are
-    others (`rotary_store_sinks`).
+    q_sink_THD: queries for the sink keys, if they are others (`rotary_store_sinks`).
     """
     if q_THD.is_cuda:
         from .paged_attention.kernel import paged_attention_triton
 
-        return paged_attention_triton(q_THD, kv, layer, meta, scale, options, kv_scales, q_sink_THD)
-    native = options.plain and kv_scales is None and attention_cpu.supports(q_THD, kv)
+        return paged_attention_triton(q_THD, kv, layer, meta, scale, options, q_sink_THD)
+    native = options.plain and attention_cpu.supports(q_THD, kv)
     kernels = library() if native else None
     if kernels is None:
-        return paged_attention_tiles(q_THD, kv, layer, meta, scale, options, kv_scales, q_sink_THD)
+        return paged_attention_tiles(q_THD, kv, layer, meta, scale, options, q_sink_THD)
     return attention_cpu.paged_attention_cpu(kernels, q_THD, kv, layer, meta, scale)
 
 

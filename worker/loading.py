@@ -126,7 +126,7 @@ def _gpu_budget(config: EngineConfig, runner: ModelRunner, max_len: int) -> int:
     runner.allocate_kv(sum(len(chunk.seq.blocks) for chunk in plan.chunks))
     torch.cuda.reset_peak_memory_stats()
     _run(runner, plan)
-    peak = torch.cuda.max_memory_allocated() - runner.kv.numel() * runner.kv.itemsize
+    peak = torch.cuda.max_memory_allocated() - runner.kv.slabs.nbytes
     runner.allocate_kv(blocks=0)
     free, total = torch.cuda.mem_get_info()
     foreign = total - free - torch.cuda.memory_reserved()

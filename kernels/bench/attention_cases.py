@@ -60,8 +60,8 @@ def _attention(
             if query == 1 and device.type == "cuda" and importlib.util.find_spec("flashinfer"):
                 peers["flashinfer"] = _flashinfer(q_THD, cache, meta, B, context)
         return Work(
-            lambda: ops.paged_attention(q_THD, cache.values, 0, meta, scale, kv_scales=cache.scales),
-            lambda: paged_attention_reference(q_THD, cache.values, 0, meta, scale, kv_scales=cache.scales),
+            lambda: ops.paged_attention(q_THD, cache, 0, meta, scale),
+            lambda: paged_attention_reference(q_THD, cache, 0, meta, scale),
             peers,
         )
 
@@ -129,8 +129,8 @@ def _rotary(T: int, model: Model, device: torch.device) -> Case:
         cos_sin = torch.rand((4 * BLOCK, D), device=device)
         places = (meta.positions_T, meta.slots_T)
         return Work(
-            lambda: ops.rotary_store(qkv_THD.clone(), cos_sin, meta, cache.values, 0),
-            lambda: rotary_reference.rotary_store(qkv_THD.clone(), cos_sin, *places, cache.values, 0),
+            lambda: ops.rotary_store(qkv_THD.clone(), cos_sin, meta, cache, 0),
+            lambda: rotary_reference.rotary_store(qkv_THD.clone(), cos_sin, *places, cache, 0),
         )
 
     # with the copy that keeps repetitions alike

@@ -43,7 +43,7 @@ _SIGNATURES = {
     "df_pack_linear": [_POINTER, _INT64, _INT64, _POINTER],
     "df_pack_linear_int8": [_POINTER, _INT64, _INT64, _POINTER],
     "df_linear": [_POINTER] * 5 + [_INT64] * 3 + [_INT],
-    "df_paged_attention": [_POINTER] * 6 + [_INT64] * 8 + [_FLOAT],
+    "df_paged_attention": [_POINTER] * 6 + [_INT64] * 7 + [_FLOAT],
     "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT],
     "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
     "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],

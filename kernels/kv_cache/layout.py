@@ -32,6 +32,14 @@ class KvCache:
     values: Tensor
     scales: Tensor | None
 
+    @property
+    def kv_heads(self) -> int:
+        return self.values.shape[3]
+
+    @property
+    def block_size(self) -> int:
+        return self.values.shape[4]
+
 
 @dataclass(frozen=True)
 class KvLayout:

@@ -1,7 +1,6 @@
 """Moving keys and values into and between blocks of the paged cache.
 
-Shapes: kv [blocks, layers, 2, kv_heads, block_size, head_dim]; kv_scales fp32, the same without the last, for
-quantised caches; a slot is block·block_size + offset.
+A slot is block·block_size + offset; slabs are whole blocks, [blocks, ...] of any dtype.
 """
 
 from __future__ import annotations
@@ -9,22 +8,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .layout import KvCache
+
 # the largest number of each quantised format
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 TINIEST = 1e-10
 
 
-def store_kv(
-    k_THD: Tensor, v_THD: Tensor, kv: Tensor, layer: int, slots_T: Tensor, kv_scales: Tensor | None = None
-) -> None:
+def store_kv(k_THD: Tensor, v_THD: Tensor, kv: KvCache, layer: int, slots_T: Tensor) -> None:
     """Writes one layer's new keys and values [tokens, kv_heads, head_dim] to their slots, in place."""
-    block_size = kv.shape[4]
-    blocks_T, offsets_T = slots_T // block_size, slots_T % block_size
+    blocks_T, offsets_T = slots_T // kv.block_size, slots_T % kv.block_size
     for kind, x_THD in enumerate((k_THD, v_THD)):
-        if kv_scales is not None:
-            x_THD, scale_TH = quantise(x_THD, kv.dtype)
-            kv_scales[blocks_T, layer, kind, :, offsets_T] = scale_TH
-        kv[blocks_T, layer, kind, :, offsets_T] = x_THD
+        if kv.scales is not None:
+            x_THD, scale_TH = quantise(x_THD, kv.values.dtype)
+            kv.scales[blocks_T, layer, kind, :, offsets_T] = scale_TH
+        kv.values[blocks_T, layer, kind, :, offsets_T] = x_THD
 
 
 def quantise(x_THD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -36,16 +34,16 @@ def quantise(x_THD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (scaled.round() if dtype == torch.int8 else scaled).clamp(-limit, limit).to(dtype), scale_TH
 
 
-def copy_blocks(kv: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copies whole slabs (all layers), in place; no block is both source and target."""
-    kv[targets] = kv[sources]
+def copy_blocks(slabs: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copies whole slabs, in place; no block is both source and target."""
+    slabs[targets] = slabs[sources]
 
 
-def gather_blocks(kv: Tensor, blocks: Tensor, out: Tensor) -> None:
+def gather_blocks(slabs: Tensor, blocks: Tensor, out: Tensor) -> None:
     """Slabs of these blocks side by side into out [len(blocks), ...]."""
-    out.copy_(kv[blocks])
+    out.copy_(slabs[blocks])
 
 
-def scatter_blocks(slabs: Tensor, kv: Tensor, blocks: Tensor) -> None:
-    """The inverse: slabs [len(blocks), ...] to these blocks of kv, in place."""
-    kv[blocks] = slabs
+def scatter_blocks(staged: Tensor, slabs: Tensor, blocks: Tensor) -> None:
+    """The inverse: staged [len(blocks), ...] to these blocks, in place."""
+    slabs[blocks] = staged

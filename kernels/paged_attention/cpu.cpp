@@ -3,7 +3,7 @@
 // One work item is a tile of query rows (tokens times the query heads that share a KV head) of one sequence.
 // It walks the blocks of 16 keys in order with an online softmax; a row's arithmetic does not depend on the
 // other rows, so a token's output is the same in a prefill chunk, in a decode, alone or in a batch.
-// kv: [blocks][layers][2][kv_heads][16][D].
+// kv: one layer of the cache, [2][kv_heads][16][D] every block_stride numbers.
 #include "../cpu/pool.h"
 #include "../cpu/simd.h"
 
@@ -131,12 +131,12 @@ template <int DV> void run(const Attention& a, const std::vector<Tile>& tiles) {
 // q: [T][q_stride]; out: [T][heads][D]; table: [B][table_width]; returns 0, or 1 for a head size it has not.
 extern "C" int df_paged_attention(const uint16_t* q, const uint16_t* kv, uint16_t* out, const int32_t* table,
                                   const int32_t* query_start, const int64_t* positions, int64_t sequences,
-                                  int64_t table_width, int64_t layer, int64_t layers, int64_t heads,
-                                  int64_t kv_heads, int64_t D, int64_t q_stride, float scale) {
+                                  int64_t table_width, int64_t block_stride, int64_t heads, int64_t kv_heads,
+                                  int64_t D, int64_t q_stride, float scale) {
     using namespace df;
-    const int64_t head = kBlock * D, plane = kv_heads * head, block = layers * 2 * plane;
-    const Attention a{q,     kv + layer * 2 * plane, out,  table,    positions, table_width, block,
-                      plane, head,                   q_stride, heads, kv_heads,  scale};
+    const int64_t head = kBlock * D, plane = kv_heads * head;
+    const Attention a{q,     kv,   out,      table, positions, table_width, block_stride,
+                      plane, head, q_stride, heads, kv_heads,  scale};
     const int32_t rows = std::max<int32_t>(1, (int32_t)(kRows * kv_heads / heads));
     std::vector<Tile> tiles;
     for (int32_t b = 0; b < sequences; b++)

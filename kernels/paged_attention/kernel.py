@@ -1,10 +1,9 @@
 """Launches Triton's paged attention: which sequences go to which kernel, and with what.
 
 Contract: as `paged_attention_reference`; q bf16, fp16 or fp32 [tokens, heads, D], the heads of a token side
-by side; kv in q's dtype, int8 or float8_e4m3fn (with `kv_scales`), rows of a (layer, K or V, head)
-contiguous; D ≤ 256, a multiple of 16. Nothing here reads the device or allocates by data, so calls can be
-captured in a graph. Every sequence has context ≥ 1; rows of the output that belong to no sequence are left
-as they are.
+by side; kv in q's dtype, int8 or float8_e4m3fn, rows of a (layer, K or V, head) contiguous; D ≤ 256, a
+multiple of 16. Nothing here reads the device or allocates by data, so calls can be captured in a graph. Every
+sequence has context ≥ 1; rows of the output that belong to no sequence are left as they are.
 
 Tolerance against the reference, relative error (RMS): 0.004 in bf16, 0.0006 in fp16, 1e-5 in fp32; weights
 are rounded to the cache's dtype (bf16 where it is quantised) before they meet the values. Batch-invariant
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kv_cache.layout import KvCache
 from ..launch import chip_of, launch
 from .decode import decode_kernel, merge_kernel
 from .metadata import PLAIN, AttentionMetadata, AttentionOptions
@@ -32,16 +32,15 @@ FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 def paged_attention_triton(
     q_THD: Tensor,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
     meta: AttentionMetadata,
     scale: float,
     options: AttentionOptions = PLAIN,
-    kv_scales: Tensor | None = None,
     q_sink_THD: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of this step's tokens over the paged cache → [tokens, heads, D] in q's dtype."""
-    call = _Call(q_THD, kv, layer, scale, options, kv_scales, q_sink_THD)
+    call = _Call(q_THD, kv, layer, scale, options, q_sink_THD)
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     sequences = meta.context_B.shape[0]
     phases = plan_phases(meta, sequences)
@@ -55,30 +54,21 @@ def paged_attention_triton(
 @dataclass(frozen=True)
 class _Call:
     q_THD: Tensor
-    kv: Tensor
+    kv: KvCache
     layer: int
     scale: float
     options: AttentionOptions
-    kv_scales: Tensor | None
     q_sink_THD: Tensor | None
 
     @property
-    def kv_heads(self) -> int:
-        return self.kv.shape[3]
-
-    @property
     def group(self) -> int:
-        return self.q_THD.shape[1] // self.kv_heads
+        return self.q_THD.shape[1] // self.kv.kv_heads
 
     @property
     def sinks(self) -> int:
         """Sinks that need a pass of their own: without window and second query they are keys like others."""
         own = self.options.window is not None or self.q_sink_THD is not None
         return self.options.sinks if own else 0
-
-    @property
-    def quantised(self) -> bool:
-        return self.kv.dtype in FORMATS
 
     def arguments(self, meta: AttentionMetadata, first: int) -> dict[str, Any]:
         """By the kernels' names, for the step's sequences from `first` on."""
@@ -87,8 +77,9 @@ class _Call:
         assert q.stride(1) == q.shape[2], "the heads of a token must lie side by side"
         q_sink = q if self.q_sink_THD is None else self.q_sink_THD
         # one byte type for both quantised formats: not every chip knows fp8
-        values = self.kv.view(torch.int8) if self.quantised else self.kv
-        scales = self.kv_scales
+        values, scales = self.kv.values, self.kv.scales
+        if scales is not None:
+            values = values.view(torch.int8)
         return {
             "q_ptr": q,
             "q_sink_ptr": q_sink,
@@ -113,10 +104,10 @@ class _Call:
             "scale_stride": 0 if scales is None else scales.stride(0),
             "scale_head_stride": 0 if scales is None else scales.stride(3),
             "CAPPED": options.soft_cap is not None,
-            "KV": FORMATS.get(self.kv.dtype, "plain"),
+            "KV": FORMATS.get(self.kv.values.dtype, "plain"),
             "FAST_WIDEN": chip_of(q.device).native_fp8,
             "GROUP": self.group,
-            "BLOCK_SIZE": self.kv.shape[4],
+            "BLOCK_SIZE": self.kv.block_size,
             **self.shared(),
         }
 
@@ -139,7 +130,7 @@ def _decode(call: _Call, out_THD: Tensor, meta: AttentionMetadata, sequences: in
     chip, options = chip_of(out_THD.device), call.options
     kind = "invariant" if options.invariant else "decode"
     tiles = plan_tiles(query * call.group, D, kind=kind, chip=chip)
-    splits = _splits(call, meta, sequences * call.kv_heads * tiles.row_tiles, query)
+    splits = _splits(call, meta, sequences * call.kv.kv_heads * tiles.row_tiles, query)
     slots = splits.count + (call.sinks > 0)
     tokens = min(T, sequences * query)
     partial = out_THD.new_empty((tokens, heads, slots, D) if slots > 1 else (1,), dtype=torch.float32)
@@ -148,7 +139,7 @@ def _decode(call: _Call, out_THD: Tensor, meta: AttentionMetadata, sequences: in
     cut = {"split_tokens": splits.tokens, "splits": splits.count, "slots": slots}
     launch(
         decode_kernel,
-        (call.kv_heads * tiles.row_tiles, slots, sequences),
+        (call.kv.kv_heads * tiles.row_tiles, slots, sequences),
         out_THD,
         partial,
         weight,
@@ -195,7 +186,7 @@ def _prefill(call: _Call, out_THD: Tensor, meta: AttentionMetadata, first: int) 
     tiles = plan_tiles(rows, D, kind=kind, chip=chip_of(out_THD.device))
     launch(
         prefill_kernel,
-        (rows // tiles.block_m + sequences, call.kv_heads),
+        (rows // tiles.block_m + sequences, call.kv.kv_heads),
         out_THD,
         **call.arguments(meta, first),
         split_tokens=INVARIANT_SPLIT,

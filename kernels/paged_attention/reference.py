@@ -3,8 +3,7 @@
 Formula: o = softmax(cap(q·Kᵀ·scale))·V per head over the keys that `visible` names; query head h reads KV
 head h // (heads / kv_heads) (GQA, MQA). Sink keys are scored by a query of their own where there is one:
 their distance stays in range (Xiao et al. 2024). Learned sink logits join the denominator (gpt-oss).
-Shapes: q_THD, q_sink_THD [tokens, heads, head_dim], kv [blocks, layers, 2, kv_heads, block_size, head_dim],
-kv_scales fp32 [blocks, layers, 2, kv_heads, block_size] for quantised caches.
+Shapes: q_THD, q_sink_THD [tokens, heads, head_dim].
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..kv_cache.layout import KvCache
 from .metadata import PLAIN, AttentionMetadata, AttentionOptions
 
 QUERY_TILE = 8
@@ -33,29 +33,28 @@ def visible(keys_S: Tensor, positions: Tensor, options: AttentionOptions) -> Ten
 
 def paged_attention_reference(
     q_THD: Tensor,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
     meta: AttentionMetadata,
     scale: float,
     options: AttentionOptions = PLAIN,
-    kv_scales: Tensor | None = None,
     q_sink_THD: Tensor | None = None,
 ) -> Tensor:
     """One sequence after the other, everything in fp32."""
-    heads, kv_heads = q_THD.shape[1], kv.shape[3]
+    group = q_THD.shape[1] // kv.kv_heads
     out_THD = torch.empty_like(q_THD)
     for b in range(meta.context_B.numel()):
         start, end = int(meta.query_start_B1[b]), int(meta.query_start_B1[b + 1])
         context = int(meta.context_B[b])
-        slab = _numbers(kv, kv_scales, layer, meta.block_table_BM[b])
+        slab = _numbers(kv, layer, meta.block_table_BM[b])
         k_HSD, v_HSD = (slab[:, i].transpose(0, 1).flatten(1, 2)[:, :context] for i in (0, 1))
-        k_HSD, v_HSD = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k_HSD, v_HSD))
+        k_HSD, v_HSD = (x.repeat_interleave(group, dim=0) for x in (k_HSD, v_HSD))
         scores = q_THD[start:end].float().transpose(0, 1) @ k_HSD.transpose(1, 2)
         if q_sink_THD is not None:
             sink_keys = k_HSD[:, : options.sinks].transpose(1, 2)
             scores[..., : options.sinks] = q_sink_THD[start:end].float().transpose(0, 1) @ sink_keys
         scores = _cap(scores * scale, options.soft_cap)
-        seen = visible(torch.arange(context, device=kv.device), meta.positions_T[start:end], options)
+        seen = visible(torch.arange(context, device=q_THD.device), meta.positions_T[start:end], options)
         scores = scores.masked_fill(~seen, float("-inf"))
         if options.sink_logits_H is not None:
             learned = options.sink_logits_H.float()[:, None, None].expand(*scores.shape[:2], 1)
@@ -70,32 +69,30 @@ def _cap(scores: Tensor, soft_cap: float | None) -> Tensor:
     return scores if soft_cap is None else torch.tanh(scores / soft_cap) * soft_cap
 
 
-def _numbers(kv: Tensor, kv_scales: Tensor | None, layer: int, blocks: Tensor) -> Tensor:
+def _numbers(kv: KvCache, layer: int, blocks: Tensor) -> Tensor:
     """fp32 [*blocks.shape, 2, kv_heads, block_size, head_dim]."""
-    values = kv[blocks.long(), layer].float()
-    return values if kv_scales is None else values * kv_scales[blocks.long(), layer, ..., None]
+    values = kv.values[blocks.long(), layer].float()
+    return values if kv.scales is None else values * kv.scales[blocks.long(), layer, ..., None]
 
 
 @dataclass(frozen=True)
 class _Inputs:
     q_THD: Tensor
-    kv: Tensor
+    kv: KvCache
     layer: int
     meta: AttentionMetadata
     scale: float
     options: AttentionOptions
-    kv_scales: Tensor | None
     q_sink_THD: Tensor | None
 
 
 def paged_attention_tiles(
     q_THD: Tensor,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
     meta: AttentionMetadata,
     scale: float,
     options: AttentionOptions = PLAIN,
-    kv_scales: Tensor | None = None,
     q_sink_THD: Tensor | None = None,
 ) -> Tensor:
     """Tiles of QUERY_TILE tokens against splits of KEY_SPLIT keys, merged in order of position.
@@ -103,7 +100,7 @@ def paged_attention_tiles(
     Every matrix product has one shape, whatever the batch: a token's output depends on its own query and
     cache only (flash-decoding's split and log-sum-exp merge, with a fixed split size).
     """
-    inputs = _Inputs(q_THD, kv, layer, meta, scale, options, kv_scales, q_sink_THD)
+    inputs = _Inputs(q_THD, kv, layer, meta, scale, options, q_sink_THD)
     rows, seq, last = _tiles(meta)
     out_THD = torch.empty_like(q_THD)
     # tiles of like length together, so that few are carried along through empty splits
@@ -127,12 +124,12 @@ def _tiles(meta: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _attend(inputs: _Inputs, rows_NQ: Tensor, seq_N: Tensor, out_THD: Tensor) -> None:
-    kv, meta, options = inputs.kv, inputs.meta, inputs.options
+    kv_heads, meta, options = inputs.kv.kv_heads, inputs.meta, inputs.options
     heads, D = inputs.q_THD.shape[1:]
-    group, N = heads // kv.shape[3], rows_NQ.shape[0]
-    q = _packed_queries(inputs.q_THD, rows_NQ, kv.shape[3], inputs.scale)
+    group, N = heads // kv_heads, rows_NQ.shape[0]
+    q = _packed_queries(inputs.q_THD, rows_NQ, kv_heads, inputs.scale)
     positions_NQ = torch.where(rows_NQ < 0, 0, meta.positions_T[rows_NQ])
-    peak = q.new_full((N, kv.shape[3], group * QUERY_TILE, 1), float("-inf"))
+    peak = q.new_full((N, kv_heads, group * QUERY_TILE, 1), float("-inf"))
     total, acc = torch.zeros_like(peak), q.new_zeros(*peak.shape[:3], D)
     if options.sink_logits_H is not None:
         learned = options.sink_logits_H.float().view(1, -1, group, 1).expand(N, -1, -1, QUERY_TILE)
@@ -143,7 +140,7 @@ def _attend(inputs: _Inputs, rows_NQ: Tensor, seq_N: Tensor, out_THD: Tensor) ->
         keys = torch.arange(first, first + KEY_SPLIT, device=q.device)
         scores = torch.bmm(q, k.transpose(1, 2))
         if inputs.q_sink_THD is not None and first < options.sinks:
-            q_sink = _packed_queries(inputs.q_sink_THD, rows_NQ, kv.shape[3], inputs.scale)
+            q_sink = _packed_queries(inputs.q_sink_THD, rows_NQ, kv_heads, inputs.scale)
             scores = torch.where(keys < options.sinks, torch.bmm(q_sink, k.transpose(1, 2)), scores)
         scores = _cap(scores, options.soft_cap).view(*peak.shape[:3], KEY_SPLIT)
         unseen = ~visible(keys, positions_NQ, options).repeat(1, group, 1).unsqueeze(1)
@@ -171,12 +168,12 @@ def _packed_queries(q_THD: Tensor, rows_NQ: Tensor, kv_heads: int, scale: float)
 
 def _gather(inputs: _Inputs, table_NM: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """Keys and values from position `first`, fp32 [N·kv_heads, KEY_SPLIT, D]; missing blocks are block 0."""
-    block_size = inputs.kv.shape[4]
+    block_size = inputs.kv.block_size
     blocks = KEY_SPLIT // block_size
     table_NM = table_NM[:, first // block_size : first // block_size + blocks]
     missing = blocks - table_NM.shape[1]
     if missing:
         table_NM = torch.cat((table_NM, table_NM.new_zeros(table_NM.shape[0], missing)), dim=1)
-    slab = _numbers(inputs.kv, inputs.kv_scales, inputs.layer, table_NM)
+    slab = _numbers(inputs.kv, inputs.layer, table_NM)
     k, v = slab.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2)
     return k, v

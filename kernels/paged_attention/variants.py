@@ -37,12 +37,11 @@ class Variant:
         options = AttentionOptions(self.window, self.sinks, self.soft_cap, learned, self.invariant)
         paged_attention_triton(
             q_THD,
-            cache.values,
+            cache,
             0,
             _metadata(sequences, self.query, context),
             self.head_dim**-0.5,
             options,
-            cache.scales,
             q_THD if self.sinks else None,
         )
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kv_cache.layout import KvLayout
+from ..kv_cache.layout import KvCache, KvLayout
 from ..kv_cache.reference import LIMITS, TINIEST
 from ..launch import launch
 
@@ -144,9 +144,8 @@ def rotary_store_triton(
     cos_sin_PR: Tensor,
     positions_T: Tensor,
     slots_T: Tensor,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
-    kv_scales: Tensor | None = None,
     sink_positions_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As the reference → (q, q_sink), q being a view of qkv_THD, which is contiguous and overwritten.
@@ -154,21 +153,25 @@ def rotary_store_triton(
     q_sink [tokens, heads, head_dim]: the queries turned by `sink_positions_T` instead, None without them.
     """
     T, all_heads, D = qkv_THD.shape
-    kv_heads, block_size = kv.shape[3:5]
-    heads, R = all_heads - 2 * kv_heads, cos_sin_PR.shape[1]
-    values, scales = kv[:, layer], None
-    if kv_scales is not None:
-        values, scales = values.view(torch.int8), kv_scales[:, layer]
+    heads, R = all_heads - 2 * kv.kv_heads, cos_sin_PR.shape[1]
+    values, scales = kv.values[:, layer], None
+    if kv.scales is not None:
+        values, scales = values.view(torch.int8), kv.scales[:, layer]
     q_sink_THD = None if sink_positions_T is None else qkv_THD.new_empty(T, heads, D)
     launch(
         _rotary_store_kernel,
         (T, triton.cdiv(all_heads, HEADS_AT_ONCE)),
         *(qkv_THD, cos_sin_PR, positions_T, slots_T, values, scales),
-        *(sink_positions_T, q_sink_THD, heads, kv_heads, values.stride(0)),
-        *(0 if scales is None else scales.stride(0), block_size, LIMITS.get(kv.dtype, 1.0), TINIEST),
+        *(sink_positions_T, q_sink_THD, heads, kv.kv_heads, values.stride(0)),
+        *(
+            0 if scales is None else scales.stride(0),
+            kv.block_size,
+            LIMITS.get(kv.values.dtype, 1.0),
+            TINIEST,
+        ),
         D=D,
         R=R,
-        FORMAT={torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(kv.dtype),
+        FORMAT={torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(kv.values.dtype),
         BLOCK_H=HEADS_AT_ONCE,
         BLOCK_R=triton.next_power_of_2(R // 2),
         BLOCK_REST=triton.next_power_of_2(max(D - R, 1)),
@@ -185,9 +188,7 @@ def _example(
     index = torch.empty(8, dtype=torch.int64, device="meta")
     qkv_THD = torch.empty((8, 32 + 2 * kv_heads, D), dtype=torch.bfloat16, device="meta")
     angles = torch.empty((4096, R or D), device="meta")
-    rotary_store_triton(
-        qkv_THD, angles, index, index, cache.values, 1, cache.scales, index if sinks else None
-    )
+    rotary_store_triton(qkv_THD, angles, index, index, cache, 1, index if sinks else None)
 
 
 _BF16, _INT8, _FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kv_cache.layout import KvCache
 from ..kv_cache.reference import store_kv
 
 
@@ -28,13 +29,11 @@ def rotary_store(
     cos_sin_PR: Tensor,
     positions_T: Tensor,
     slots_T: Tensor,
-    kv: Tensor,
+    kv: KvCache,
     layer: int,
-    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Queries and keys rotated, keys and values written to their slots; returns q [tokens, heads, D]."""
-    kv_heads = kv.shape[3]
-    heads = qkv_THD.shape[1] - 2 * kv_heads
-    q_THD, k_THD, v_THD = qkv_THD.split((heads, kv_heads, kv_heads), dim=1)
-    store_kv(rotary(k_THD, positions_T, cos_sin_PR), v_THD, kv, layer, slots_T, kv_scales)
+    heads = qkv_THD.shape[1] - 2 * kv.kv_heads
+    q_THD, k_THD, v_THD = qkv_THD.split((heads, kv.kv_heads, kv.kv_heads), dim=1)
+    store_kv(rotary(k_THD, positions_T, cos_sin_PR), v_THD, kv, layer, slots_T)
     return rotary(q_THD, positions_T, cos_sin_PR)

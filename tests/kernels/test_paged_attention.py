@@ -8,14 +8,14 @@ from paged_batches import error_ratio, make_batch, select_token
 from torch import Tensor
 
 from decodefleet.kernels.cpu.native import library
-from decodefleet.kernels.ops import AttentionMetadata
+from decodefleet.kernels.ops import AttentionMetadata, KvCache
 from decodefleet.kernels.paged_attention.cpu import paged_attention_cpu
 from decodefleet.kernels.paged_attention.reference import paged_attention_reference, paged_attention_tiles
 
-Attention = Callable[[Tensor, Tensor, int, AttentionMetadata, float], Tensor]
+Attention = Callable[[Tensor, KvCache, int, AttentionMetadata, float], Tensor]
 
 
-def native(q: Tensor, kv: Tensor, layer: int, meta: AttentionMetadata, scale: float) -> Tensor:
+def native(q: Tensor, kv: KvCache, layer: int, meta: AttentionMetadata, scale: float) -> Tensor:
     kernels = library()
     if kernels is None:
         pytest.skip("no C++ compiler on this machine")

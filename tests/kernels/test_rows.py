@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_batches import error_ratio, make_batch
+from paged_batches import copy_of, error_ratio, make_batch
 
 from decodefleet.kernels import ops
 from decodefleet.kernels.kv_cache.reference import store_kv
@@ -47,13 +47,13 @@ def test_rotary_store(threads: int, heads: int, kv_heads: int, D: int, R: int) -
     angles = torch.outer(torch.arange(100.0), torch.rand(R // 2))
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     qkv = torch.randn(T, heads + 2 * kv_heads, D).bfloat16()
-    expected_kv, found_kv = batch.kv.clone(), batch.kv.clone()
+    expected_kv, found_kv = copy_of(batch.kv), copy_of(batch.kv)
     expected = rotary_store(qkv.clone(), cos_sin, batch.meta.positions_T, batch.meta.slots_T, expected_kv, 1)
     found = ops.rotary_store(qkv.clone(), cos_sin, batch.meta, found_kv, 1)
     assert error_ratio(found, expected) < 0.004
-    assert error_ratio(found_kv[:, 1, 0], expected_kv[:, 1, 0]) < 0.004
-    assert torch.equal(found_kv[:, 1, 1], expected_kv[:, 1, 1])
-    assert torch.equal(found_kv[:, 0], batch.kv[:, 0])
+    assert error_ratio(found_kv.values[:, 1, 0], expected_kv.values[:, 1, 0]) < 0.004
+    assert torch.equal(found_kv.values[:, 1, 1], expected_kv.values[:, 1, 1])
+    assert torch.equal(found_kv.values[:, 0], batch.kv.values[:, 0])
 
 
 def test_rotation_keeps_lengths_and_relative_angles() -> None:
@@ -70,13 +70,15 @@ def test_rotation_keeps_lengths_and_relative_angles() -> None:
 
 
 def test_store_and_copy_touch_only_what_they_name() -> None:
-    kv = torch.full((4, 2, 2, 1, 16, 8), 7.0)
-    store_kv(torch.ones(2, 1, 8), torch.zeros(2, 1, 8), kv, 0, torch.tensor([16, 35]))
+    layout = ops.KvLayout(layers=2, kv_heads=1, block_size=16, head_dim=8, dtype=torch.float32)
+    cache = layout.allocate(4, torch.device("cpu"))
+    kv = cache.values.fill_(7.0)
+    store_kv(torch.ones(2, 1, 8), torch.zeros(2, 1, 8), cache, 0, torch.tensor([16, 35]))
     assert float(kv[1, 0, 0, 0, 0].sum()) == 8
     assert float(kv[2, 0, 1, 0, 3].sum()) == 0
     assert int((kv != 7.0).sum()) == 4 * 8
     before = kv.clone()
-    ops.copy_blocks(kv, torch.tensor([1, 2]), torch.tensor([3, 0]))
+    ops.copy_blocks(cache.slabs, torch.tensor([1, 2]), torch.tensor([3, 0]))
     assert torch.equal(kv[3], before[1])
     assert torch.equal(kv[0], before[2])
     assert torch.equal(kv[1:3], before[1:3])

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decodefleet.kernels.ops import AttentionMetadata
+from decodefleet.kernels.kv_cache.reference import LIMITS
+from decodefleet.kernels.ops import AttentionMetadata, KvCache, KvLayout
 
 
 @dataclass(frozen=True)
 class PagedBatch:
     q: Tensor
-    kv: Tensor
+    kv: KvCache
     meta: AttentionMetadata
 
 
@@ -32,11 +33,13 @@ def make_batch(
     torch.manual_seed(seed)
     counts = [-(-(start + count) // block_size) for start, count in spans]
     pool = torch.randperm(sum(counts) + 3).tolist()
-    kv = torch.randn(len(pool), layers, 2, kv_heads, block_size, head_dim).to(dtype)
+    layout = KvLayout(layers, kv_heads, block_size, head_dim, dtype)
+    kv = layout.allocate(len(pool), torch.device("cpu"))
+    kv.values.copy_(torch.randn(kv.values.shape))
     tables = [[pool.pop() for _ in range(count)] for count in counts]
     # what lies behind the last token was never written by anybody
     for (start, count), table in zip(spans, tables, strict=True):
-        kv[table[-1], :, :, :, (start + count - 1) % block_size + 1 :] = 1e30
+        kv.values[table[-1], :, :, :, (start + count - 1) % block_size + 1 :] = 1e30
     width = max(counts)
     starts = torch.tensor([0, *(count for _, count in spans)]).cumsum(0)
     positions = [p for start, count in spans for p in range(start, start + count)]
@@ -76,12 +79,22 @@ def select_token(batch: PagedBatch, token: int) -> PagedBatch:
     return PagedBatch(batch.q[token : token + 1], batch.kv, single)
 
 
-def quantise(kv: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Numbers and fp32 scales, one scale per token and head, in the shapes of a quantised cache."""
-    largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-    scales = kv.float().abs().amax(-1) / largest
-    numbers = kv.float() / scales[..., None]
-    return (numbers.round() if dtype == torch.int8 else numbers).to(dtype), scales
+def quantised(kv: KvCache, dtype: torch.dtype) -> KvCache:
+    """The same numbers as nearly as `dtype` has them, one scale per token and head."""
+    blocks, layers, _, kv_heads, block_size, head_dim = kv.values.shape
+    cache = KvLayout(layers, kv_heads, block_size, head_dim, dtype).allocate(blocks, kv.values.device)
+    assert cache.scales is not None
+    cache.scales.copy_(kv.values.float().abs().amax(-1) / LIMITS[dtype])
+    numbers = kv.values.float() / cache.scales[..., None]
+    cache.values.copy_(numbers.round() if dtype == torch.int8 else numbers)
+    return cache
+
+
+def copy_of(kv: KvCache, device: torch.device | None = None) -> KvCache:
+    """The same cache in other memory, on `device` if given."""
+    _, layers, _, kv_heads, block_size, head_dim = kv.values.shape
+    slabs = kv.slabs.to(device or kv.slabs.device, copy=True)
+    return KvLayout(layers, kv_heads, block_size, head_dim, kv.values.dtype).view(slabs)
 
 
 def error_ratio(found: Tensor, wanted: Tensor) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decodefleet.kernels import ops
-from decodefleet.kernels.ops import AttentionMetadata, AttentionOptions
+from decodefleet.kernels.ops import AttentionMetadata, AttentionOptions, KvCache
 
 from ..assets.checkpoint import ModelInfo
 from ..layers.linear import Linear, LinearOptions
@@ -49,7 +49,7 @@ class LlamaAttention:
         x_TD: Tensor | None,
         residual_TD: Tensor,
         rope_PR: Tensor,
-        kv: Tensor,
+        kv: KvCache,
         meta: AttentionMetadata,
     ) -> Tensor | None:
         T = residual_TD.shape[0]
@@ -87,7 +87,7 @@ class LlamaLayer:
         x_TD: Tensor | None,
         residual_TD: Tensor,
         rope_PR: Tensor,
-        kv: Tensor,
+        kv: KvCache,
         meta: AttentionMetadata,
     ) -> Tensor | None:
         return self.mlp(self.attention(x_TD, residual_TD, rope_PR, kv, meta), residual_TD)
@@ -114,7 +114,7 @@ class LlamaModel:
         self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
         self.rope_PR = rope_table(info, max_positions, device)
 
-    def forward(self, tokens_T: Tensor, kv: Tensor, meta: AttentionMetadata) -> Tensor:
+    def forward(self, tokens_T: Tensor, kv: KvCache, meta: AttentionMetadata) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
         x_TD: Tensor | None = self.embedding_VD[tokens_T]
         # in fp32: sixty bf16 roundings of one sum cost more accuracy than all products together

@@ -54,8 +54,8 @@ class ModelRunner:
         linear = LinearOptions(self.invariant, config.model.quantization)
         self.model = model_class(info)(info, weights, max_len, self.device, linear)
         self._info = info
-        self._slab_shape = (info.layers, 2, info.kv_heads, self.block_size, info.head_dim)
-        self.kv = torch.empty(0)
+        self._layout = ops.KvLayout(info.layers, info.kv_heads, self.block_size, info.head_dim, self.dtype)
+        self.kv = self._layout.allocate(0, self.device)
         self._scratch_block = 0
         rows, width = config.batch.max_num_seqs, self._blocks_for(max_len)
         self._tables = BlockTables(rows, width, self.block_size)
@@ -71,12 +71,11 @@ class ModelRunner:
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block across all layers."""
-        return torch.Size(self._slab_shape).numel() * self.dtype.itemsize
+        return self._layout.slab_bytes
 
     def allocate_kv(self, blocks: int) -> None:
         """Room for `blocks` blocks, and one more, where the rows that pad a batch write."""
-        # zeros, since masked keys are multiplied by weight 0, which NaN would survive
-        self.kv = torch.zeros((blocks + 1, *self._slab_shape), dtype=self.dtype, device=self.device)
+        self.kv = self._layout.allocate(blocks + 1, self.device)
         self._scratch_block = blocks
 
     @torch.inference_mode()
@@ -104,7 +103,7 @@ class ModelRunner:
         bucket = self._bucket_of(plan.chunks)
         sent = self._send(plan, rows, bucket)
         if plan.copies:
-            ops.copy_blocks(self.kv, *sent.copies_2C.unbind())
+            ops.copy_blocks(self.kv.slabs, *sent.copies_2C.unbind())
         if self._previous is not None and sent.feed_2F.numel():
             fed_F, sampled_F = sent.feed_2F.unbind()
             sent.input.tokens_T[fed_F] = self._previous.tokens_R[sampled_F]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from paged_batches import PagedBatch, error_ratio, make_batch, quantise, select_token
+from paged_batches import PagedBatch, copy_of, error_ratio, make_batch, quantised, select_token
 from torch import Tensor
 
 from decodefleet.kernels.paged_attention.kernel import paged_attention_triton
@@ -40,32 +40,21 @@ def on_device(batch: PagedBatch, device: torch.device) -> PagedBatch:
             for name, value in vars(batch.meta).items()
         }
     )
-    return PagedBatch(batch.q.to(device), batch.kv.to(device), meta)
+    return PagedBatch(batch.q.to(device), copy_of(batch.kv, device), meta)
 
 
 def check(
     batch: PagedBatch,
     device: torch.device,
     options: AttentionOptions,
-    kv: Tensor | None = None,
-    kv_scales: Tensor | None = None,
     q_sink: Tensor | None = None,
     tolerance: float | None = None,
 ) -> None:
-    kv = batch.kv if kv is None else kv
     scale = batch.q.shape[2] ** -0.5
-    wanted = paged_attention_reference(batch.q, kv, 1, batch.meta, scale, options, kv_scales, q_sink)
-    moved = on_device(batch, device)
-    found = paged_attention_triton(
-        moved.q,
-        kv.to(device),
-        1,
-        moved.meta,
-        scale,
-        options,
-        None if kv_scales is None else kv_scales.to(device),
-        None if q_sink is None else q_sink.to(device),
-    ).cpu()
+    wanted = paged_attention_reference(batch.q, batch.kv, 1, batch.meta, scale, options, q_sink)
+    there = on_device(batch, device)
+    q_sink = None if q_sink is None else q_sink.to(device)
+    found = paged_attention_triton(there.q, there.kv, 1, there.meta, scale, options, q_sink).cpu()
     assert torch.isfinite(found).all()
     assert error_ratio(found, wanted) < (tolerance or TOLERANCE[batch.q.dtype])
 
@@ -127,8 +116,8 @@ def test_quantised_cache(
     device: torch.device, dtype: torch.dtype, spans: list[tuple[int, int]], options: AttentionOptions
 ) -> None:
     batch = make_batch(spans, heads=4, kv_heads=2, dtype=torch.float16)
-    kv, scales = quantise(batch.kv, dtype)
-    check(batch, device, options, kv, scales, tolerance=TOLERANCE[torch.bfloat16])
+    batch = replace(batch, kv=quantised(batch.kv, dtype))
+    check(batch, device, options, tolerance=TOLERANCE[torch.bfloat16])
 
 
 @triton.jit
@@ -156,9 +145,9 @@ def test_a_token_does_not_see_the_batch(device: torch.device, options: Attention
     q_sink = torch.randn_like(batch.q)
 
     def attend(part: PagedBatch, q_sink: Tensor) -> Tensor:
-        moved = on_device(part, device)
+        there = on_device(part, device)
         sinks = q_sink.to(device) if options.sinks else None
-        return paged_attention_triton(moved.q, moved.kv, 1, moved.meta, 0.125, options, None, sinks)
+        return paged_attention_triton(there.q, there.kv, 1, there.meta, 0.125, options, sinks)
 
     whole = attend(batch, q_sink)
     mixed = PagedBatch(batch.q, batch.kv, replace(batch.meta, decodes=2, decode_query=3))
@@ -180,14 +169,13 @@ def test_only_keys_that_are_seen_are_read(device: torch.device, spans: list[tupl
     batch = make_batch(spans, heads=4, kv_heads=2, head_dim=32, dtype=torch.float32)
     options = AttentionOptions(window=48, sinks=4)
     wanted = paged_attention_reference(batch.q, batch.kv, 1, batch.meta, 0.125, options)
-    foreign = torch.ones(batch.kv.shape[0], 16, dtype=torch.bool)
+    foreign = torch.ones(batch.kv.values.shape[0], 16, dtype=torch.bool)
     for table, (start, count) in zip(batch.meta.block_table_BM.tolist(), spans, strict=True):
         for p in [*range(4), *range(max(0, start - 47), start + count)]:
             foreign[table[p // 16], p % 16] = False
-    kv = batch.kv.transpose(1, 4).clone()
-    kv[foreign] = float("nan")
-    moved = on_device(PagedBatch(batch.q, kv.transpose(1, 4).contiguous(), batch.meta), device)
-    found = paged_attention_triton(moved.q, moved.kv, 1, moved.meta, 0.125, options)
+    batch.kv.values.transpose(1, 4)[foreign] = float("nan")
+    there = on_device(batch, device)
+    found = paged_attention_triton(there.q, there.kv, 1, there.meta, 0.125, options)
     assert error_ratio(found.cpu(), wanted) < TOLERANCE[torch.float32]
 
 
@@ -210,8 +198,8 @@ def test_queries_may_be_a_view_of_the_packed_projection(device: torch.device) ->
 def test_the_torch_form_knows_the_same_options() -> None:
     batch = make_batch([(300, 40), (0, 5), (77, 1)], heads=4, kv_heads=2, dtype=torch.float32)
     options = replace(FULL, sink_logits_H=torch.linspace(-2, 4, 4))
-    kv, scales = quantise(batch.kv, torch.int8)
-    arguments = (batch.q, kv, 1, batch.meta, 0.125, options, scales, torch.randn_like(batch.q))
+    kv = quantised(batch.kv, torch.int8)
+    arguments = (batch.q, kv, 1, batch.meta, 0.125, options, torch.randn_like(batch.q))
     assert error_ratio(paged_attention_tiles(*arguments), paged_attention_reference(*arguments)) < 1e-6
 
 

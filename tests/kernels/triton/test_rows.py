@@ -75,11 +75,11 @@ def test_rotary_store(
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
     expected, found = (make_cache(dtype, kv_heads, D, device) for _ in range(2))
     turned = rotary(k, positions, cos_sin)
-    store_kv(turned, v, expected.values, 1, slots, expected.scales)
+    store_kv(turned, v, expected, 1, slots)
     expected_q, expected_sink = rotary(q, positions, cos_sin), rotary(q, positions // 2, cos_sin)
     with poisoned_memory():
         found_q, found_sink = rotary_store_triton(
-            qkv.clone(), cos_sin, positions, slots, found.values, 1, found.scales, positions // 2
+            qkv.clone(), cos_sin, positions, slots, found, 1, positions // 2
         )
     assert found_sink is not None
     assert error_ratio(found_q, expected_q) < 0.001
@@ -106,7 +106,7 @@ def test_quantised_bits_equal_those_of_torch(device: torch.device, dtype: torch.
     qkv = torch.cat((torch.zeros_like(v), v, v), dim=1)
     cos_sin = torch.cat((torch.ones(8, 128), torch.zeros(8, 128)), dim=-1).to(device)
     index = torch.arange(7, device=device)
-    rotary_store_triton(qkv, cos_sin, index, index, cache.values, 0, cache.scales)
+    rotary_store_triton(qkv, cos_sin, index, index, cache, 0)
     numbers, scales = quantise(v, dtype)
     assert cache.scales is not None
     for kind in (0, 1):
