@@ -1,5 +1,7 @@
 // Threads that share a step's work with the caller. See pool.cpp.
 #pragma once
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 
 namespace df {
@@ -9,5 +11,14 @@ namespace df {
 void parallel(int count, const std::function<void(int)>& run);
 
 int threads();
+
+// Calls run(row) for each row; rows are cheap, so they are shared out in chunks that are worth a claim.
+inline void over_rows(int64_t rows, int64_t row_values, const std::function<void(int64_t)>& run) {
+    const int64_t per_chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(row_values, 1));
+    parallel((int)((rows + per_chunk - 1) / per_chunk), [&](int chunk) {
+        const int64_t end = std::min<int64_t>(rows, (chunk + 1) * per_chunk);
+        for (int64_t row = chunk * per_chunk; row < end; row++) run(row);
+    });
+}
 
 }  // namespace df

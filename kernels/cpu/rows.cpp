@@ -6,22 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-namespace df {
-namespace {
-
-// rows are cheap: one chunk each of a size that is worth a claim
-void over_rows(int64_t rows, int64_t row_values, const std::function<void(int64_t)>& run) {
-    const int64_t per_chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(row_values, 1));
-    const int chunks = (int)((rows + per_chunk - 1) / per_chunk);
-    parallel(chunks, [&](int chunk) {
-        const int64_t end = std::min<int64_t>(rows, (chunk + 1) * per_chunk);
-        for (int64_t row = chunk * per_chunk; row < end; row++) run(row);
-    });
-}
-
-}  // namespace
-}  // namespace df
-
 // residual (fp32) += x in place; out = norm(residual)·w. D % 16 == 0.
 extern "C" void df_add_rms_norm(const uint16_t* x, float* residual, const uint16_t* w, uint16_t* out,
                                 int64_t rows, int64_t D, float eps) {

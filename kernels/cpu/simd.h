@@ -14,6 +14,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint16_t bf16;
 
 template <class T> static inline T load(const void* p) {
@@ -59,6 +60,15 @@ static inline void store_bf16(bf16* p, f32x16 x) {
     u32x16 nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000);
     rounded = (rounded & ~nan) | (((bits >> 16) | 0x40) & nan);
     store(p, __builtin_convertvector(rounded, u16x16));
+}
+
+// spelt out for AVX-512, where GCC makes sixteen conversions of one
+static inline f32x16 widen(i8x16 v) {
+#ifdef __AVX512F__
+    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)v));
+#else
+    return __builtin_convertvector(v, f32x16);
+#endif
 }
 
 // a pair of bf16 in each lane: the even and the odd one as floats

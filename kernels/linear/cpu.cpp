@@ -15,22 +15,26 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kAhead = 24;
-typedef int8_t i8x16 __attribute__((vector_size(16)));
+// from so many rows on it pays to widen a panel's weights once, rather than again for each tile of rows
+constexpr int64_t kManyRows = 96;
 
 // A panel's weights for two consecutive inputs, as floats.
 struct Bf16 {
     typedef u32x16 Pair;
-    static f32x16 first(Pair pair) { return even(pair); }
-    static f32x16 second(Pair pair) { return odd(pair); }
+    static f32x16 first(const Pair* pair) { return even(load<u32x16>(pair)); }
+    static f32x16 second(const Pair* pair) { return odd(load<u32x16>(pair)); }
 };
 
 struct Int8 {
-    struct Pair {
-        i8x16 first, second;
-    };
-    static f32x16 widen(i8x16 v) { return __builtin_convertvector(__builtin_convertvector(v, i32x16), f32x16); }
-    static f32x16 first(Pair pair) { return widen(pair.first); }
-    static f32x16 second(Pair pair) { return widen(pair.second); }
+    typedef i8x16 Pair[2];
+    static f32x16 first(const Pair* pair) { return widen(load<i8x16>(pair)); }
+    static f32x16 second(const Pair* pair) { return widen(load<i8x16>((const i8x16*)pair + 1)); }
+};
+
+struct Fp32 {
+    typedef f32x16 Pair[2];
+    static f32x16 first(const Pair* pair) { return load<f32x16>(pair); }
+    static f32x16 second(const Pair* pair) { return load<f32x16>((const f32x16*)pair + 1); }
 };
 
 struct Problem {
@@ -44,36 +48,39 @@ struct Problem {
 };
 
 void finish(const Problem& p, f32x16 acc, int64_t row, int64_t first) {
+    const int64_t at = row * p.N + first;
+    if (p.N - first >= kLanes) {
+        if (p.scale) acc *= load<f32x16>(p.scale + first);
+        if (p.bias) acc += load_bf16(p.bias + first);
+        if (p.y16) store_bf16(p.y16 + at, acc);
+        else store(p.y32 + at, acc);
+        return;
+    }
     float out[kLanes];
     store(out, acc);
-    const int64_t count = std::min<int64_t>(kLanes, p.N - first);
-    for (int64_t n = 0; n < count; n++) {
+    for (int64_t n = 0; n < p.N - first; n++) {
         float value = p.scale ? out[n] * p.scale[first + n] : out[n];
         if (p.bias) value += to_float(p.bias[first + n]);
-        if (p.y16) p.y16[row * p.N + first + n] = to_bf16(value);
-        else p.y32[row * p.N + first + n] = value;
+        if (p.y16) p.y16[at + n] = to_bf16(value);
+        else p.y32[at + n] = value;
     }
 }
 
 // ROWS rows against PANELS panels, all accumulators in registers.
-template <class W, int ROWS, int PANELS> void tile(const Problem& p, int64_t row, int64_t panel) {
-    typedef typename W::Pair Pair;
+template <class W, int ROWS, int PANELS>
+void tile(const Problem& p, const typename W::Pair* w, int64_t row, int64_t panel) {
     f32x16 acc[ROWS][PANELS] = {};
-    const char* w = p.w + panel * p.pairs * sizeof(Pair);
     const float* x = p.x + row * p.pairs * 2;
     for (int64_t k = 0; k < p.pairs; k++) {
-        Pair pair[PANELS];
-        for (int j = 0; j < PANELS; j++) pair[j] = load<Pair>(w + (j * p.pairs + k) * sizeof(Pair));
-        // few rows wait for memory: the hardware fetches too late across so many streams
-        if constexpr (ROWS <= 4)
-            for (int j = 0; j < PANELS; j++) __builtin_prefetch(w + (j * p.pairs + k + kAhead) * sizeof(Pair));
+        // the hardware fetches too late across so many streams
+        for (int j = 0; j < PANELS; j++) __builtin_prefetch(w + j * p.pairs + k + kAhead);
         f32x16 column[PANELS];
-        for (int j = 0; j < PANELS; j++) column[j] = W::first(pair[j]);
+        for (int j = 0; j < PANELS; j++) column[j] = W::first(w + j * p.pairs + k);
         for (int i = 0; i < ROWS; i++) {
             const f32x16 xi = splat(x[i * p.pairs * 2 + 2 * k]);
             for (int j = 0; j < PANELS; j++) acc[i][j] = fma(column[j], xi, acc[i][j]);
         }
-        for (int j = 0; j < PANELS; j++) column[j] = W::second(pair[j]);
+        for (int j = 0; j < PANELS; j++) column[j] = W::second(w + j * p.pairs + k);
         for (int i = 0; i < ROWS; i++) {
             const f32x16 xi = splat(x[i * p.pairs * 2 + 2 * k + 1]);
             for (int j = 0; j < PANELS; j++) acc[i][j] = fma(column[j], xi, acc[i][j]);
@@ -84,14 +91,26 @@ template <class W, int ROWS, int PANELS> void tile(const Problem& p, int64_t row
 }
 
 // All rows against PANELS panels: the panels stay in cache while the rows pass.
-template <class W, int PANELS> void panels(const Problem& p, int64_t panel) {
+template <class W, int PANELS> void rows(const Problem& p, const typename W::Pair* w, int64_t panel) {
     int64_t row = 0;
     if constexpr (PANELS <= 3)
-        for (; row + 8 <= p.T; row += 8) tile<W, 8, PANELS>(p, row, panel);
+        for (; row + 8 <= p.T; row += 8) tile<W, 8, PANELS>(p, w, row, panel);
     if constexpr (PANELS <= 4)
-        for (; row + 4 <= p.T; row += 4) tile<W, 4, PANELS>(p, row, panel);
-    for (; row + 2 <= p.T; row += 2) tile<W, 2, PANELS>(p, row, panel);
-    for (; row < p.T; row++) tile<W, 1, PANELS>(p, row, panel);
+        for (; row + 4 <= p.T; row += 4) tile<W, 4, PANELS>(p, w, row, panel);
+    for (; row + 2 <= p.T; row += 2) tile<W, 2, PANELS>(p, w, row, panel);
+    for (; row < p.T; row++) tile<W, 1, PANELS>(p, w, row, panel);
+}
+
+template <class W, int PANELS> void panels(const Problem& p, int64_t panel) {
+    const auto* w = (const typename W::Pair*)p.w + panel * p.pairs;
+    if (p.T < kManyRows) return rows<W, PANELS>(p, w, panel);
+    static thread_local std::vector<float> wide;
+    wide.resize(PANELS * p.pairs * 2 * kLanes);
+    for (int64_t i = 0; i < PANELS * p.pairs; i++) {
+        store(&wide[i * 2 * kLanes], W::first(w + i));
+        store(&wide[(i * 2 + 1) * kLanes], W::second(w + i));
+    }
+    rows<Fp32, PANELS>(p, (const Fp32::Pair*)wide.data(), panel);
 }
 
 // Few rows: many panels at once, for enough loads in flight. Many rows: few panels, more rows in registers.
@@ -134,16 +153,16 @@ extern "C" void df_linear(const uint16_t* x, const void* w, const float* scale, 
                           int64_t T, int64_t N, int64_t K, int fp32_out) {
     using namespace df;
     const int64_t pairs = (K + 1) / 2, count = (N + kLanes - 1) / kLanes;
-    static thread_local std::vector<float> rows;
-    rows.resize(T * pairs * 2);
-    float* wide = rows.data();
-    for (int64_t t = 0; t < T; t++) {
+    static thread_local std::vector<float> widened;
+    widened.resize(T * pairs * 2);
+    float* wide = widened.data();
+    over_rows(T, K, [&](int64_t t) {
         float* out = wide + t * pairs * 2;
         int64_t k = 0;
         for (; k + 16 <= K; k += 16) store(out + k, load_bf16(x + t * K + k));
         for (; k < K; k++) out[k] = to_float(x[t * K + k]);
         if (K & 1) out[K] = 0.0f;
-    }
+    });
     const Problem p{wide,          (const char*)w, scale, bias, fp32_out ? nullptr : (bf16*)y,
                     fp32_out ? (float*)y : nullptr, T,     N,    pairs};
     // chunks are multiples of the widest tile, so that none is cut short at a border
