@@ -8,13 +8,15 @@ CUDA where linear layers are prepared as invariant.
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .cpu.native import library, status
+from .cpu.native import Kernels, library, status
+from .cpu.recording import Memory as RecordingMemory
+from .cpu.recording import Recording
 from .kv_cache import reference as kv_reference
 from .kv_cache.layout import KvCache, KvLayout
 from .kv_cache.reference import store_kv
@@ -42,11 +44,14 @@ __all__ = [
     "Logprobs",
     "Prepared",
     "Quantization",
+    "RecordingMemory",
     "add_rms_norm_",
     "apply_penalties",
+    "can_record",
     "child_seed",
     "copy_blocks",
     "cpu_status",
+    "embed",
     "filter_logits",
     "gate_mul",
     "gather_blocks",
@@ -57,6 +62,7 @@ __all__ = [
     "paged_attention",
     "penalise",
     "prepare_linear",
+    "record",
     "rms_norm",
     "rotary",
     "rotary_store",
@@ -86,7 +92,36 @@ def set_cpu_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     kernels = library()
     if kernels is not None:
-        kernels.df_set_threads(threads)
+        kernels.set_threads(threads)
+
+
+def can_record(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the steps of a model in this dtype can be recorded: as CUDA graphs, or by `record`."""
+    return device.type == "cuda" or (dtype == torch.bfloat16 and library() is not None)
+
+
+def record(run: Callable[[], Tensor], memory: RecordingMemory) -> tuple[Tensor, Callable[[], None] | None]:
+    """Run on a CPU → what `run` returns, and what computes it again in the same place, from inputs that were
+    put where they are now; None where not everything in it can be repeated.
+
+    memory: holds what is made in between; those that share it must not be replayed at the same time.
+    """
+    kernels = library()
+    if kernels is None:
+        return run(), None
+    with Recording(kernels, memory) as recording:
+        output = run()
+    return output, recording.program() if recording.whole else None
+
+
+def embed(tokens_T: Tensor, table_VD: Tensor) -> Tensor:
+    """Rows of the table, in fp32: the beginning of a residual stream [tokens, hidden]."""
+    kernels = _native(table_VD, table_VD.shape[1])
+    if kernels is None:
+        return table_VD[tokens_T].float()
+    out_TD = torch.empty((tokens_T.shape[0], table_VD.shape[1]), dtype=torch.float32)
+    kernels.df_embed(tokens_T.data_ptr(), table_VD.data_ptr(), out_TD.data_ptr(), *out_TD.shape)
+    return out_TD
 
 
 def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
@@ -103,20 +138,20 @@ def add_rms_norm_(x_TD: Tensor | None, residual_TD: Tensor, w_D: Tensor, eps: fl
 
     x_TD: what `linear_add` returned; None where nothing is left to add.
     """
+    kernels = _native(w_D, residual_TD.shape[1])
+    if kernels is not None:
+        out_TD = torch.empty_like(residual_TD, dtype=w_D.dtype)
+        x = None if x_TD is None else x_TD.data_ptr()
+        places = (residual_TD.data_ptr(), w_D.data_ptr(), out_TD.data_ptr())
+        kernels.df_add_rms_norm(x, *places, *residual_TD.shape, eps)
+        return out_TD
     if x_TD is None:
         return rms_norm(residual_TD, w_D, eps)
     if x_TD.is_cuda:
         from .rms_norm.kernel import add_rms_norm_triton_
 
         return add_rms_norm_triton_(x_TD, residual_TD, w_D, eps)
-    kernels = _native(x_TD, x_TD.shape[1])
-    if kernels is None:
-        return rms_reference.add_rms_norm_(x_TD, residual_TD, w_D, eps)
-    out_TD = torch.empty_like(x_TD)
-    kernels.df_add_rms_norm(
-        x_TD.data_ptr(), residual_TD.data_ptr(), w_D.data_ptr(), out_TD.data_ptr(), *x_TD.shape, eps
-    )
-    return out_TD
+    return rms_reference.add_rms_norm_(x_TD, residual_TD, w_D, eps)
 
 
 def linear(x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -351,7 +386,7 @@ def _cublas(rows: int, prepared: Prepared) -> bool:
     return rows > FEW_ROWS and not prepared.invariant and prepared.scale is None
 
 
-def _native(x: Tensor, width: int) -> ctypes.CDLL | None:
+def _native(x: Tensor, width: int) -> Kernels | None:
     """The kernels, if they take this tensor: contiguous bf16 on CPU, rows of whole vectors."""
     if x.device.type != "cpu" or x.dtype != torch.bfloat16 or width % LANES or not x.is_contiguous():
         return None

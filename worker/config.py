@@ -82,7 +82,7 @@ class RunnerConfig(Frozen):
     )
     enforce_eager: bool | None = Field(
         None,
-        description="run decode steps without recorded graphs; if not given graphs are used on CUDA only",
+        description="run decode steps without recorded graphs; if not given they are used where possible",
     )
     async_scheduling: bool | None = Field(
         None, description="plan the next step while one runs; if not given done on CUDA only"

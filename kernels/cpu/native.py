@@ -14,22 +14,26 @@ import logging
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (
     "cpu/pool.cpp",
+    "cpu/replay.cpp",
     "cpu/rows.cpp",
     "linear/cpu.cpp",
     "paged_attention/cpu.cpp",
     "sampling/cpu.cpp",
 )
-HEADERS = ("cpu/simd.h", "cpu/pool.h")
+HEADERS = ("cpu/entry.h", "cpu/pool.h", "cpu/simd.h")
 # one rounding per operation as written: contraction would differ between the variants of a kernel
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
@@ -38,12 +42,14 @@ FLAGS = (
 COMPILE_LIMIT_S = 300
 
 _POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-_SIGNATURES = {
-    "df_set_threads": [_INT],
+# each kind of argument in a word of 64 bits
+_WORDS = {_POINTER: "Q", _INT64: "q", _INT: "i4x", _FLOAT: "f4x"}
+_SIGNATURES: dict[str, list[Any]] = {
     "df_pack_linear": [_POINTER, _INT64, _INT64, _POINTER],
     "df_pack_linear_int8": [_POINTER, _INT64, _INT64, _POINTER],
     "df_linear": [_POINTER] * 5 + [_INT64] * 3 + [_INT],
     "df_paged_attention": [_POINTER] * 6 + [_INT64] * 7 + [_FLOAT],
+    "df_embed": [_POINTER] * 3 + [_INT64] * 2,
     "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT],
     "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
     "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],
@@ -51,15 +57,51 @@ _SIGNATURES = {
 }
 
 
+class Kernel:
+    """One entry of the library: callable as its signature says, pointers as integers or None."""
+
+    def __init__(self, owner: Kernels, name: str, function: Any, packed_address: int) -> None:
+        self.name = name
+        self.packed_address = packed_address
+        self._owner = owner
+        self._function = function
+        self._words = struct.Struct("<" + "".join(_WORDS[kind] for kind in _SIGNATURES[name]))
+
+    def __call__(self, *arguments: int | float | None) -> int | None:
+        if self._owner.on_call is not None:
+            self._owner.on_call(self, arguments)
+        result: int | None = self._function(*arguments)
+        return result
+
+    def pack(self, arguments: tuple[int | float | None, ...]) -> bytes:
+        """One 64-bit word per argument, as `entry.h` reads them."""
+        return self._words.pack(*(0 if value is None else value for value in arguments))
+
+
+class Kernels:
+    """The loaded library: one attribute per entry. on_call: told of every call, while somebody records."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        self.on_call: Callable[[Kernel, tuple[int | float | None, ...]], None] | None = None
+        self.replay = _typed(loaded, "df_replay", [_POINTER, _INT64])
+        self.set_threads = _typed(loaded, "df_set_threads", [_INT])
+        for name, arguments in _SIGNATURES.items():
+            packed = ctypes.cast(getattr(loaded, f"{name}_packed"), ctypes.c_void_p).value
+            setattr(self, name, Kernel(self, name, _typed(loaded, name, arguments), packed or 0))
+
+    def __getattr__(self, name: str) -> Kernel:
+        raise AttributeError(f"the native library has no entry {name}")
+
+
 @dataclass(frozen=True)
 class Build:
     """kernels: loaded, or None; status: which path is in use and why."""
 
-    kernels: ctypes.CDLL | None
+    kernels: Kernels | None
     status: str
 
 
-def library() -> ctypes.CDLL | None:
+def library() -> Kernels | None:
     return _build().kernels
 
 
@@ -120,10 +162,12 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decodefleet" / "kernels"
 
 
-def _load(path: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.argtypes = arguments
-        function.restype = _INT if name == "df_paged_attention" else None
-    return loaded
+def _load(path: Path) -> Kernels:
+    return Kernels(ctypes.CDLL(str(path)))
+
+
+def _typed(loaded: ctypes.CDLL, name: str, arguments: list[Any]) -> Any:
+    function = getattr(loaded, name)
+    function.argtypes = arguments
+    function.restype = _INT if name == "df_paged_attention" else None
+    return function

@@ -1,12 +1,22 @@
 // The small operations between the products, one pass over memory each: norms, rotary with KV write, gate.
 // Rows are independent; sums run in a fixed order.
+#include "entry.h"
 #include "pool.h"
 #include "simd.h"
 
 #include <algorithm>
 #include <cmath>
 
-// residual (fp32) += x in place; out = norm(residual)·w. D % 16 == 0.
+// out[t] = float(table[tokens[t]]). D % 16 == 0.
+extern "C" void df_embed(const int64_t* tokens, const uint16_t* table, float* out, int64_t T, int64_t D) {
+    using namespace df;
+    over_rows(T, D, [&](int64_t t) {
+        for (int64_t d = 0; d < D; d += 16) store(out + t * D + d, load_bf16(table + tokens[t] * D + d));
+    });
+}
+DF_RECORDABLE(df_embed)
+
+// residual (fp32) += x in place, unless x is null; out = norm(residual)·w. D % 16 == 0.
 extern "C" void df_add_rms_norm(const uint16_t* x, float* residual, const uint16_t* w, uint16_t* out,
                                 int64_t rows, int64_t D, float eps) {
     using namespace df;
@@ -14,8 +24,8 @@ extern "C" void df_add_rms_norm(const uint16_t* x, float* residual, const uint16
         float* sum = residual + row * D;
         f32x16 squares = {};
         for (int64_t d = 0; d < D; d += 16) {
-            const f32x16 v = load<f32x16>(sum + d) + load_bf16(x + row * D + d);
-            store(sum + d, v);
+            f32x16 v = load<f32x16>(sum + d);
+            if (x) store(sum + d, v += load_bf16(x + row * D + d));
             squares = fma(v, v, squares);
         }
         const float scale = 1.0f / std::sqrt(sum16(squares) / (float)D + eps);
@@ -23,6 +33,7 @@ extern "C" void df_add_rms_norm(const uint16_t* x, float* residual, const uint16
             store_bf16(out + row * D + d, load<f32x16>(sum + d) * scale * load_bf16(w + d));
     });
 }
+DF_RECORDABLE(df_add_rms_norm)
 
 // Rotates the query and key heads of qkv [T][heads + 2·kv_heads][D] in place, and writes keys and values to
 // their slots of kv [blocks][layers][2][kv_heads][block_size][D]. cos_sin: [positions][R], R <= D, R % 2 == 0.
@@ -51,6 +62,7 @@ extern "C" void df_rotary_store(uint16_t* qkv, const float* cos_sin, const int64
         }
     });
 }
+DF_RECORDABLE(df_rotary_store)
 
 // out [T][I] = silu(gate)·up, gate_up [T][2·I]. I % 16 == 0.
 extern "C" void df_silu_mul(const uint16_t* gate_up, uint16_t* out, int64_t T, int64_t I) {
@@ -63,3 +75,4 @@ extern "C" void df_silu_mul(const uint16_t* gate_up, uint16_t* out, int64_t T, i
         }
     });
 }
+DF_RECORDABLE(df_silu_mul)

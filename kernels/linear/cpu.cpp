@@ -4,6 +4,7 @@
 // load brings two inputs of 16 outputs; [N/16][K/2][2][16 outputs] in int8. Each output is one chain of fused
 // multiply-adds over ascending k, whatever the number of rows and threads: a row's result depends on nothing
 // but the row.
+#include "../cpu/entry.h"
 #include "../cpu/pool.h"
 #include "../cpu/simd.h"
 
@@ -137,6 +138,7 @@ extern "C" void df_pack_linear(const uint16_t* w, int64_t N, int64_t K, uint32_t
                 packed[(panel * pairs + k) * 16 + lane] = high << 16 | low;
             }
 }
+DF_RECORDABLE(df_pack_linear)
 
 extern "C" void df_pack_linear_int8(const int8_t* w, int64_t N, int64_t K, int8_t* packed) {
     const int64_t padded = (K + 1) / 2 * 2, count = (N + 15) / 16;
@@ -147,6 +149,7 @@ extern "C" void df_pack_linear_int8(const int8_t* w, int64_t N, int64_t K, int8_
                 packed[(panel * padded + k) * 16 + lane] = n < N && k < K ? w[n * K + k] : 0;
             }
 }
+DF_RECORDABLE(df_pack_linear_int8)
 
 // scale: fp32 [N] where w is int8, null where it is bf16.
 extern "C" void df_linear(const uint16_t* x, const void* w, const float* scale, const uint16_t* bias, void* y,
@@ -174,3 +177,4 @@ extern "C" void df_linear(const uint16_t* x, const void* w, const float* scale, 
         else range<Bf16>(p, first, end);
     });
 }
+DF_RECORDABLE(df_linear)

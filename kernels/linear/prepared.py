@@ -6,7 +6,6 @@ number of rows where rows must not see each other. Weights may be rounded to int
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..cpu.arena import weights_arena
-from ..cpu.native import library
+from ..cpu.native import Kernels, library
 from .reference import linear_row_tiles, quantize_int8
 
 Quantization = Literal["none", "int8"]
@@ -32,7 +31,7 @@ class Prepared:
     bias: Tensor | None
     out_features: int
     in_features: int
-    native: ctypes.CDLL | None
+    native: Kernels | None
     invariant: bool
 
 
@@ -69,7 +68,7 @@ def apply_linear(x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype | None
     return y_TN if out_dtype is None else y_TN.to(out_dtype)
 
 
-def _pack(kernels: ctypes.CDLL, w_NK: Tensor) -> Tensor:
+def _pack(kernels: Kernels, w_NK: Tensor) -> Tensor:
     N, K = w_NK.shape
     shape = (-(-N // 16), -(-K // 2), 2, 16)
     packed = weights_arena.empty(shape, w_NK.dtype)
@@ -78,7 +77,7 @@ def _pack(kernels: ctypes.CDLL, w_NK: Tensor) -> Tensor:
     return packed
 
 
-def _native(kernels: ctypes.CDLL, x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype) -> Tensor:
+def _native(kernels: Kernels, x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype) -> Tensor:
     scale, bias = prepared.scale, prepared.bias
     y_TN = torch.empty((x_TK.shape[0], prepared.out_features), dtype=out_dtype)
     kernels.df_linear(

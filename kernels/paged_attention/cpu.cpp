@@ -4,6 +4,7 @@
 // It walks the blocks of 16 keys in order with an online softmax; a row's arithmetic does not depend on the
 // other rows, so a token's output is the same in a prefill chunk, in a decode, alone or in a batch.
 // kv: one layer of the cache, [2][kv_heads][16][D] every block_stride numbers.
+#include "../cpu/entry.h"
 #include "../cpu/pool.h"
 #include "../cpu/simd.h"
 
@@ -156,3 +157,4 @@ extern "C" int df_paged_attention(const uint16_t* q, const uint16_t* kv, uint16_
         default: return 1;
     }
 }
+DF_RECORDABLE(df_paged_attention)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
+from ..cpu.native import Kernels
 from ..kv_cache.layout import KvCache
 from .metadata import AttentionMetadata
 
@@ -24,7 +23,7 @@ def supports(q_THD: Tensor, kv: KvCache) -> bool:
 
 
 def paged_attention_cpu(
-    kernels: ctypes.CDLL, q_THD: Tensor, kv: KvCache, layer: int, meta: AttentionMetadata, scale: float
+    kernels: Kernels, q_THD: Tensor, kv: KvCache, layer: int, meta: AttentionMetadata, scale: float
 ) -> Tensor:
     T, heads, D = q_THD.shape
     assert q_THD.stride()[1:] == (D, 1), "the heads of a token must lie side by side"

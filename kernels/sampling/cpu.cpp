@@ -2,6 +2,7 @@
 //
 // The same choice as reference.py makes, without sorting the vocabulary: top-k by selection; top-p by sorting
 // only tokens of probability at least (1 - p) / V, since all others together do not reach 1 - p.
+#include "../cpu/entry.h"
 #include "../cpu/pool.h"
 #include "../cpu/simd.h"
 
@@ -140,3 +141,4 @@ extern "C" void df_sample(const float* logits, int64_t R, int64_t V, const float
                             mix(first ^ kMix2)});
     });
 }
+DF_RECORDABLE(df_sample)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
+
+from ..cpu.native import Kernels
 
 
 def supports(logits_RV: Tensor) -> bool:
@@ -13,7 +13,7 @@ def supports(logits_RV: Tensor) -> bool:
 
 
 def sample_cpu(
-    kernels: ctypes.CDLL,
+    kernels: Kernels,
     logits_RV: Tensor,
     temperature_R: Tensor,
     top_k_R: Tensor,

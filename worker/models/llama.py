@@ -116,9 +116,9 @@ class LlamaModel:
 
     def forward(self, tokens_T: Tensor, kv: KvCache, meta: AttentionMetadata) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
-        x_TD: Tensor | None = self.embedding_VD[tokens_T]
+        x_TD: Tensor | None = None
         # in fp32: sixty bf16 roundings of one sum cost more accuracy than all products together
-        residual_TD = tokens_T.new_zeros(len(tokens_T), self.embedding_VD.shape[1], dtype=torch.float32)
+        residual_TD = ops.embed(tokens_T, self.embedding_VD)
         for layer in self.layers:
             x_TD = layer(x_TD, residual_TD, self.rope_PR, kv, meta)
         return self.norm(x_TD, residual_TD)

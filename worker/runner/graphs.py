@@ -1,8 +1,9 @@
 """Decode steps recorded once and replayed: a launch costs the host one call instead of hundreds.
 
 A recording holds addresses and grids, so it belongs to a bucket: so many rows, contexts up to so many tokens.
-A batch of single tokens runs in the smallest bucket that holds it, padded. All buckets share one pool of
-memory and one output. Off CUDA a recording is the call itself, so that tests run everything but the capture.
+A batch of single tokens runs in the smallest bucket that holds it, padded. On a GPU a recording is a CUDA
+graph, made before requests come; on a CPU it is a list of native calls, made when it is first wanted. All
+share the memory for what they compute in between.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from decodefleet.kernels import ops
 
 from .batch import ModelInput
 
@@ -40,9 +43,10 @@ class Buckets:
     contexts: tuple[int, ...]
 
     @staticmethod
-    def up_to(max_rows: int, max_context: int) -> Buckets:
-        """1, 2, 4, then by 8 to 256, then by 32; contexts by CONTEXT_FACTOR; the maxima always included."""
-        steps = (1, 2, 4, *range(8, 257, 8), *range(288, max_rows, 32))
+    def up_to(max_rows: int, max_context: int, *, exact: bool = False) -> Buckets:
+        """Rows 1, 2, 4, then by 8 to 256, then by 32 (all if `exact`); contexts by CONTEXT_FACTOR; the maxima
+        always included."""
+        steps = range(1, max_rows) if exact else (1, 2, 4, *range(8, 257, 8), *range(288, max_rows, 32))
         contexts = []
         context = SHORTEST_CONTEXT
         while context < max_context:
@@ -66,14 +70,18 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Recording:
-    """address: of the inputs it was recorded with."""
+    """address: of the inputs it was recorded with. output: [rows, hidden], overwritten by every replay.
 
-    replay: Callable[[], None]
+    replay: None where the forward pass cannot be repeated without Python.
+    """
+
+    replay: Callable[[], None] | None
     address: int
+    output: Tensor
 
 
 class DecodeGraphs:
-    """output: [rows, hidden], where the largest bucket's rows fit; every replay overwrites it."""
+    """output: [rows, hidden] on the device, where the largest bucket's rows fit."""
 
     def __init__(self, buckets: Buckets, forward: Forward, output: Tensor) -> None:
         self.buckets = buckets
@@ -81,9 +89,26 @@ class DecodeGraphs:
         self._output = output
         self._recordings: dict[Bucket, Recording] = {}
         self._pool = torch.cuda.graph_pool_handle() if output.is_cuda else None
+        self._memory = ops.RecordingMemory()
 
-    def record(self, bucket: Bucket, inputs: ModelInput) -> None:
-        """inputs: of the bucket's shapes, at the addresses where every later step will put its own."""
+    def record(self, bucket: Bucket, inputs: ModelInput) -> Tensor:
+        """Hidden states for these inputs: in the bucket's shapes, at the addresses that later steps use too."""
+        recording = self._on_gpu(bucket, inputs) if self._output.is_cuda else self._on_cpu(inputs)
+        self._recordings[bucket] = recording
+        return recording.output
+
+    def run(self, bucket: Bucket, inputs: ModelInput, rows: int) -> Tensor:
+        """Hidden states of the first `rows` rows, valid until the next run."""
+        recording = self._recordings.get(bucket)
+        if recording is None:
+            return self.record(bucket, inputs)[:rows]
+        if recording.replay is None:
+            return self._forward(inputs)[:rows]
+        assert recording.address == inputs.tokens_T.data_ptr(), "a graph would read another step's inputs"
+        recording.replay()
+        return recording.output[:rows]
+
+    def _on_gpu(self, bucket: Bucket, inputs: ModelInput) -> Recording:
         output = self._output[: bucket.rows]
 
         def run() -> None:
@@ -91,19 +116,11 @@ class DecodeGraphs:
 
         # the first run compiles kernels and allocates workspaces, which a capture must not
         run()
-        self._recordings[bucket] = Recording(self._captured(run), inputs.tokens_T.data_ptr())
-
-    def replay(self, bucket: Bucket, inputs: ModelInput, rows: int) -> Tensor:
-        """Hidden states of the first `rows` rows, valid until the next replay."""
-        recording = self._recordings[bucket]
-        assert recording.address == inputs.tokens_T.data_ptr(), "a graph would read another step's inputs"
-        recording.replay()
-        return self._output[:rows]
-
-    def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
-        if self._pool is None:
-            return run
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             run()
-        return graph.replay
+        return Recording(graph.replay, inputs.tokens_T.data_ptr(), output)
+
+    def _on_cpu(self, inputs: ModelInput) -> Recording:
+        output, replay = ops.record(lambda: self._forward(inputs), self._memory)
+        return Recording(replay, inputs.tokens_T.data_ptr(), output)

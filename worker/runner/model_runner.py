@@ -59,8 +59,8 @@ class ModelRunner:
         self._scratch_block = 0
         rows, width = config.batch.max_num_seqs, self._blocks_for(max_len)
         self._tables = BlockTables(rows, width, self.block_size)
-        eager = _given(options.enforce_eager, not on_gpu)
-        self.buckets = None if eager else Buckets.up_to(rows, max_len)
+        eager = _given(options.enforce_eager, not ops.can_record(self.device, self.dtype))
+        self.buckets = None if eager else Buckets.up_to(rows, max_len, exact=not on_gpu)
         # on the host nothing has to be packed but what a recording reads
         packed = 0 if eager and not on_gpu else _staging_bytes(rows, width, config.batch)
         self._staging = Staging(packed, self.device, depth=self.depth)
@@ -81,19 +81,20 @@ class ModelRunner:
     @torch.inference_mode()
     def record_graphs(self, progress: Progress) -> None:
         """Record the decode step in all its buckets, on the KV cache as allocated; nothing where steps run
-        eagerly."""
+        eagerly. On a CPU that is done as they come."""
         if self.buckets is None:
             return
         shape = (self.buckets.rows[-1], self._info.hidden_size)
-        graphs = DecodeGraphs(
+        self._graphs = DecodeGraphs(
             self.buckets, self._forward, torch.empty(shape, dtype=self.dtype, device=self.device)
         )
+        if self.device.type == "cpu":
+            return
         for done, bucket in enumerate(self.buckets.descending()):
             progress("recording decode graphs", done / len(self.buckets))
             sent = self._staging.send(self._padded(empty_batch(), bucket))
-            graphs.record(bucket, _decode_input(sent, bucket))
+            self._graphs.record(bucket, _decode_input(sent, bucket))
         progress("recording decode graphs", 1.0)
-        self._graphs = graphs
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -110,7 +111,7 @@ class ModelRunner:
         if self._graphs is None or bucket is None:
             hidden_TD = self._forward(sent.input)
         else:
-            hidden_TD = self._graphs.replay(bucket, sent.input, len(plan.chunks))
+            hidden_TD = self._graphs.run(bucket, sent.input, len(plan.chunks))
         scored = score_prompts(self.model.logits, plan.chunks, hidden_TD, sent.scored_G)
         # a step in the middle of prompts samples for nobody
         tokens_R, reported = sent.sampling.logits_R, None

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decodefleet.kernels import ops
 from decodefleet.worker.runner.batch import ModelInput, as_input
 from decodefleet.worker.runner.graphs import Bucket, Buckets, DecodeGraphs
 
@@ -50,14 +51,32 @@ def inputs_of(tokens: torch.Tensor) -> ModelInput:
     return as_input([tokens.expand(3, -1), *[nothing] * 3], max_query=1, max_context=8, decodes=len(tokens))
 
 
+TABLE = torch.arange(128, dtype=torch.bfloat16).view(8, 16)
+
+
+@pytest.mark.skipif(not ops.can_record(torch.device("cpu"), torch.bfloat16), reason="no C++ compiler")
 def test_a_replay_reads_the_tokens_of_its_step() -> None:
+    runs = []
+
+    def forward(inputs: ModelInput) -> torch.Tensor:
+        runs.append(inputs)
+        return ops.embed(inputs.tokens_T, TABLE)
+
+    graphs = DecodeGraphs(Buckets.up_to(4, 8), forward, torch.full((4, 16), float("nan")))
+    tokens, bucket = torch.tensor([1, 2]), Bucket(2, 8)
+    assert torch.equal(graphs.run(bucket, inputs_of(tokens), 2), TABLE[[1, 2]].float())
+    tokens.copy_(torch.tensor([7, 0]))
+    assert torch.equal(graphs.run(bucket, inputs_of(tokens), 1), TABLE[[7]].float())
+    assert len(runs) == 1
+    with pytest.raises(AssertionError, match="another step"):
+        graphs.run(bucket, inputs_of(torch.tensor([7, 0])), 1)
+
+
+def test_what_cannot_be_recorded_runs_again_each_time() -> None:
     def forward(inputs: ModelInput) -> torch.Tensor:
         return inputs.tokens_T.float().unsqueeze(1).expand(-1, 3)
 
     graphs = DecodeGraphs(Buckets.up_to(4, 8), forward, torch.full((4, 3), float("nan")))
     tokens, bucket = torch.tensor([1, 2]), Bucket(2, 8)
     graphs.record(bucket, inputs_of(tokens))
-    tokens.copy_(torch.tensor([7, 0]))
-    assert graphs.replay(bucket, inputs_of(tokens), 1).tolist() == [[7.0, 7.0, 7.0]]
-    with pytest.raises(AssertionError, match="another step"):
-        graphs.replay(bucket, inputs_of(torch.tensor([7, 0])), 1)
+    assert graphs.run(bucket, inputs_of(torch.tensor([7, 0])), 1).tolist() == [[7.0, 7.0, 7.0]]

@@ -1,0 +1,95 @@
+"""Native calls recorded once and run again in one call: what CUDA graphs are to a GPU.
+
+Between two kernels of a decode step Python takes longer than many of the kernels do. A recording holds
+addresses, so whoever replays it puts new inputs where the old ones were. Tensors made while recording come
+from memory that several recordings share: their replays follow one another. Knows nothing of what it records.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .native import Kernel, Kernels
+
+ALIGNMENT = 64
+_ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like")
+
+
+class Memory:
+    """Blocks for tensors that live during recordings, and again during their replays."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Uninitialised, of the same shape and type; its block goes back when its storage is gone."""
+        size = -(-max(tensor.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        free = self._free[size]
+        block = free.pop() if free else _aligned(size)
+        lent = block[: max(tensor.nbytes, 1)]
+        weakref.finalize(lent, free.append, block)
+        # the storage owns `lent`: it lives as long as any view of the tensor
+        return torch.from_numpy(lent)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+class Recording(TorchDispatchMode):
+    """Everything that runs within is done, and the native calls among it are kept.
+
+    whole: nothing but native calls, allocations and views ran, so that a replay repeats all of it.
+    """
+
+    def __init__(self, kernels: Kernels, memory: Memory) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.whole = True
+        self._kernels = kernels
+        self._memory = memory
+        self._calls: list[tuple[Kernel, bytes]] = []
+
+    def __enter__(self) -> Recording:
+        self._kernels.on_call = lambda kernel, arguments: self._calls.append((kernel, kernel.pack(arguments)))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._kernels.on_call = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.name().split(".")[0] in _ALLOCATIONS:
+            return self._memory.like(result)
+        self.whole = self.whole and func.is_view
+        return result
+
+    def program(self) -> Callable[[], None]:
+        """Runs the calls again."""
+        words = np.frombuffer(b"".join(packed for _, packed in self._calls), dtype=np.uint64)
+        calls = np.empty((len(self._calls), 2), dtype=np.uint64)
+        position = 0
+        for row, (kernel, packed) in enumerate(self._calls):
+            calls[row] = kernel.packed_address, words.ctypes.data + position
+            position += len(packed)
+        replay, address, count = self._kernels.replay, calls.ctypes.data, len(calls)
+
+        # words and calls are referred to by address only
+        def run(_alive: tuple[object, ...] = (words, calls)) -> None:
+            replay(address, count)
+
+        return run
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    raw = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
