@@ -92,7 +92,7 @@ class DecodeGraphs:
         self._memory = ops.RecordingMemory()
 
     def record(self, bucket: Bucket, inputs: ModelInput) -> Tensor:
-        """Hidden states for these inputs: in the bucket's shapes, at the addresses that later steps use too."""
+        """Hidden states for these inputs: in the bucket's shapes, at the addresses of all later ones."""
         recording = self._on_gpu(bucket, inputs) if self._output.is_cuda else self._on_cpu(inputs)
         self._recordings[bucket] = recording
         return recording.output
