@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -156,6 +156,9 @@ def plan(
     cpu_kv_cache_gib: Annotated[
         float, typer.Option(help="size of the block pool where there is no GPU", min=0.001)
     ] = 1.0,
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8", "int8"], typer.Option(help="of cached K and V; auto is the model's")
+    ] = "auto",
 ) -> None:
     """Show what a model takes of the memory: weights, KV cache, and how many tokens fit."""
     from decodefleet.worker.config import CacheConfig
@@ -168,6 +171,7 @@ def plan(
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
         cpu_kv_cache_gib=cpu_kv_cache_gib,
+        kv_cache_dtype=kv_cache_dtype,
     )
     wanted = PlanOptions(dtype, max_model_len, tensor_parallel_size, gpu_memory_gib, cache)
     with FileProgress(console) as progress:

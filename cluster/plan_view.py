@@ -15,7 +15,7 @@ from rich.table import Table
 
 from decodefleet.worker.assets.checkpoint import ModelInfo, read_config, weight_bytes
 from decodefleet.worker.assets.errors import ModelError
-from decodefleet.worker.assets.plan import Capacity, capacity, kv_bytes_per_token, parameters
+from decodefleet.worker.assets.plan import SCALE_BYTES, Capacity, capacity, kv_bytes_per_token, parameters
 from decodefleet.worker.assets.progress import ProgressSink
 from decodefleet.worker.assets.resolve import resolve_model
 from decodefleet.worker.config import CacheConfig
@@ -51,6 +51,7 @@ class MemoryPlan:
     parameters: int
     weights: int
     weights_exact: bool
+    kv_dtype: str
     kv_per_token: int
     place: str
     usable: int | None
@@ -82,7 +83,7 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
             f"Weights in {dtype} are not supported.", f"Choose --dtype: {', '.join(DTYPE_BYTES)}."
         )
     ranks, size = options.tensor_parallel_size, DTYPE_BYTES[dtype]
-    per_token = kv_bytes_per_token(info, size, ranks)
+    per_token = kv_bytes_per_token(info, size, ranks, options.cache.kv_cache_dtype)
     stored = _stored_weights(folder) if options.dtype == "auto" else None
     weights = -(-(stored or parameters(info) * size) // ranks)
     place, usable = _memory(options)
@@ -98,6 +99,7 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
         parameters=parameters(info),
         weights=weights,
         weights_exact=stored is not None,
+        kv_dtype=dtype if options.cache.kv_cache_dtype == "auto" else options.cache.kv_cache_dtype,
         kv_per_token=per_token,
         place=place,
         usable=usable,
@@ -155,7 +157,7 @@ def _model_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         (_per_rank("weights", plan), f"{_bytes(plan.weights)} ({source})"),
         (
             _per_rank("KV per token", plan),
-            f"{plan.kv_per_token:,} bytes = 2 · layers · KV heads · head size · bytes per value",
+            f"{plan.kv_per_token:,} bytes = {_kv_formula(plan)}",
         ),
         (
             _per_rank("KV per block", plan),
@@ -166,6 +168,12 @@ def _model_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
             f"{_bytes(plan.kv_per_token * plan.max_model_len)} ({plan.max_model_len:,} tokens)",
         ),
     ]
+
+
+def _kv_formula(plan: MemoryPlan) -> str:
+    size = DTYPE_BYTES.get(plan.kv_dtype)
+    vector = f"head size · {size}" if size else f"(head size + {SCALE_BYTES} for its scale)"
+    return f"2 · layers · KV heads · {vector}, in {plan.kv_dtype}"
 
 
 def _memory_rows(plan: MemoryPlan) -> list[tuple[str, str]]:

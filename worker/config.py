@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+KvCacheDtype = Literal["auto", "fp8", "int8"]
 
 
 class Frozen(BaseModel):
@@ -57,7 +58,9 @@ class CacheConfig(Frozen):
     cpu_kv_cache_gib: float = Field(
         1.0, gt=0, description="size of the block pool where there is no GPU, in GiB"
     )
-    kv_cache_dtype: Literal["auto"] = Field("auto", description="of cached K and V; auto is the model's")
+    kv_cache_dtype: KvCacheDtype = Field(
+        "auto", description="of cached K and V, a scale per token and head; auto is the model's, unscaled"
+    )
     enable_prefix_caching: bool = Field(True, description="share full blocks between equal prefixes")
 
 

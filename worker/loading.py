@@ -70,7 +70,7 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
             fingerprint="dummy" if dummy else fingerprint(config.model.folder),
             quantization=config.model.quantization,
             block_size=config.cache.block_size,
-            kv_dtype=str(runner.dtype).removeprefix("torch."),
+            kv_dtype=str(runner.kv_dtype).removeprefix("torch."),
         ),
         kv_bytes_per_token=runner.block_bytes // config.cache.block_size,
         eos_token_ids=info.eos_token_ids,

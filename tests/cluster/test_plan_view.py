@@ -9,7 +9,7 @@ from rich.console import Console
 from decodefleet.cluster.plan_view import GIB, PlanOptions, advice, find_model, make_plan, plan_table
 from decodefleet.worker.assets.errors import ModelError
 from decodefleet.worker.assets.progress import NoProgress
-from decodefleet.worker.config import CacheConfig
+from decodefleet.worker.config import CacheConfig, KvCacheDtype
 
 # Llama 3.1 8B
 LLAMA = {
@@ -62,6 +62,15 @@ def test_dtype_and_length_can_be_chosen(llama: Path) -> None:
     assert plan.max_model_len == 1024
     with pytest.raises(ModelError, match="fp4 are not supported"):
         make_plan(llama, PlanOptions(dtype="fp4"))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_a_quantised_cache_holds_nearly_twice_as_much(llama: Path, kv_cache_dtype: KvCacheDtype) -> None:
+    plain = make_plan(llama, PlanOptions(gpu_memory_gib=80))
+    plan = make_plan(llama, PlanOptions(gpu_memory_gib=80, cache=CacheConfig(kv_cache_dtype=kv_cache_dtype)))
+    # a scale of 4 bytes beside 128 numbers of one byte instead of two
+    assert plan.kv_per_token == plain.kv_per_token * (128 + 4) // 256
+    assert plan.capacity.blocks == plan.kv_pool // (plan.kv_per_token * 16) > 1.93 * plain.capacity.blocks
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from decodefleet.worker.config import BatchConfig, CacheConfig, EngineConfig, ModelConfig, RunnerConfig
+from decodefleet.worker.config import (
+    BatchConfig,
+    CacheConfig,
+    EngineConfig,
+    KvCacheDtype,
+    ModelConfig,
+    RunnerConfig,
+)
 from decodefleet.worker.engine import Engine
 from decodefleet.worker.kv.hashing import pack_tokens
 from decodefleet.worker.protocol import Submit, Tier, TokenDelta
@@ -86,6 +93,8 @@ def make_engine(
     max_num_batched_tokens: int = 64,
     max_waiting: int = 64,
     prefix_caching: bool = True,
+    kv_cache_dtype: KvCacheDtype = "auto",
+    quantization: Literal["none", "int8"] = "none",
     max_model_len: int | None = None,
     sink: RecordingSink | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
@@ -93,8 +102,14 @@ def make_engine(
 ) -> Engine:
     """runner: further fields of RunnerConfig."""
     config = EngineConfig(
-        model=ModelConfig(folder=folder, served_name="tiny", max_model_len=max_model_len),
-        cache=CacheConfig(num_gpu_blocks_override=blocks, enable_prefix_caching=prefix_caching),
+        model=ModelConfig(
+            folder=folder, served_name="tiny", max_model_len=max_model_len, quantization=quantization
+        ),
+        cache=CacheConfig(
+            num_gpu_blocks_override=blocks,
+            enable_prefix_caching=prefix_caching,
+            kv_cache_dtype=kv_cache_dtype,
+        ),
         batch=BatchConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -88,6 +88,12 @@ def test_tiny_model(tiny_llama: Path, options: dict[str, Any], runner: dict[str,
     check_all_ways(tiny_llama, tiny_jobs(options), blocks=96, tight=10, **runner)
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_tiny_model_with_a_quantised_cache(tiny_llama: Path, kv_cache_dtype: str) -> None:
+    """A token reads what was stored of the keys and values in its own chunk too, so chunks change nothing."""
+    check_all_ways(tiny_llama, tiny_jobs(GREEDY), blocks=96, tight=10, kv_cache_dtype=kv_cache_dtype)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("options", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..config import KvCacheDtype
 from .checkpoint import ModelInfo
 from .errors import ModelError
+
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +20,18 @@ class Capacity:
     sequences: int
 
 
-def kv_bytes_per_token(info: ModelInfo, dtype_bytes: int, tp: int = 1) -> int:
+def kv_bytes_per_token(
+    info: ModelInfo, dtype_bytes: int, tp: int = 1, kv_cache_dtype: KvCacheDtype = "auto"
+) -> int:
     """Bytes of K and V of one token in all layers, on each of `tp` ranks.
 
-    2 · layers · kv_heads · head_dim · bytes; with more ranks than KV heads each head is kept several times.
+    2 · layers · kv_heads · head_dim · bytes, plus an fp32 scale for each key and value where the cache is
+    quantised; with more ranks than KV heads each head is kept several times. dtype_bytes: of the model.
     Raises ModelError when the heads cannot be divided among the ranks.
     """
-    return 2 * info.layers * _kv_heads_per_rank(info, tp) * info.head_dim * dtype_bytes
+    quantised = kv_cache_dtype != "auto"
+    vector = info.head_dim + SCALE_BYTES if quantised else info.head_dim * dtype_bytes
+    return 2 * info.layers * _kv_heads_per_rank(info, tp) * vector
 
 
 def parameters(info: ModelInfo) -> int:

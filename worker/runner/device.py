@@ -10,7 +10,7 @@ from decodefleet.kernels import ops
 
 from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
-from ..config import RunnerConfig
+from ..config import KvCacheDtype, RunnerConfig
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -32,6 +32,10 @@ def choose_dtype(wanted: str, info: ModelInfo) -> torch.dtype:
             f"The checkpoint's dtype {name} is not supported.", f"Pass --dtype {', '.join(dtypes)}."
         )
     return dtypes[name]
+
+
+def choose_kv_dtype(wanted: KvCacheDtype, model: torch.dtype) -> torch.dtype:
+    return {"auto": model, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[wanted]
 
 
 def set_threads(config: RunnerConfig) -> None:

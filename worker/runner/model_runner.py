@@ -25,7 +25,7 @@ from ..models.weights import CheckpointWeights, DummyWeights
 from .batch import BatchArrays, ModelInput, as_input, empty_batch, lay_out, leading_decodes, pad_decode
 from .block_tables import BlockTables
 from .buffers import Staging
-from .device import choose_device, choose_dtype, set_threads
+from .device import choose_device, choose_dtype, choose_kv_dtype, set_threads
 from .graphs import Bucket, Buckets, DecodeGraphs
 from .sampler import SampleFields, Sampler, SampleRow, sample_rows
 from .scoring import score_prompts, scored_tokens
@@ -54,7 +54,8 @@ class ModelRunner:
         linear = LinearOptions(self.invariant, config.model.quantization)
         self.model = model_class(info)(info, weights, max_len, self.device, linear)
         self._info = info
-        self._layout = ops.KvLayout(info.layers, info.kv_heads, self.block_size, info.head_dim, self.dtype)
+        self.kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, self.dtype)
+        self._layout = ops.KvLayout(info.layers, info.kv_heads, self.block_size, info.head_dim, self.kv_dtype)
         self.kv = self._layout.allocate(0, self.device)
         self._scratch_block = 0
         rows, width = config.batch.max_num_seqs, self._blocks_for(max_len)

@@ -4,10 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from decodefleet.kernels.ops import KvLayout
 from decodefleet.worker.assets.checkpoint import read_config, weight_bytes
 from decodefleet.worker.assets.errors import ModelError
 from decodefleet.worker.assets.plan import Capacity, capacity, kv_bytes_per_token, parameters
+from decodefleet.worker.config import KvCacheDtype
 
 MakeFolder = Callable[..., Path]
 GIB = 2**30
@@ -36,6 +39,15 @@ def test_an_8b_model_has_2_mib_per_block(make_folder: MakeFolder) -> None:
     # more ranks than KV heads: each rank keeps one
     assert kv_bytes_per_token(info, 2, tp=16) == kv_bytes_per_token(info, 2) // 8
     assert parameters(info) == 8_030_261_248
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "dtype"), [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)])
+def test_a_quantised_cache_takes_what_is_really_allocated(
+    smollm2: Path, kv_cache_dtype: KvCacheDtype, dtype: torch.dtype
+) -> None:
+    info = read_config(smollm2)
+    layout = KvLayout(info.layers, info.kv_heads, 16, info.head_dim, dtype)
+    assert kv_bytes_per_token(info, 2, kv_cache_dtype=kv_cache_dtype) * 16 == layout.slab_bytes
 
 
 @pytest.mark.parametrize("tp", [0, 3, 5])
