@@ -43,7 +43,11 @@ class Engine:
         self._runner = self._model.runner
         self._pool = BlockPool(self._model.blocks, sink)
         self._kv = KvManager(
-            self._pool, config.cache.block_size, prefix_caching=config.cache.enable_prefix_caching
+            self._pool,
+            config.cache.block_size,
+            self._runner.groups,
+            prefix_caching=config.cache.enable_prefix_caching,
+            max_chunk=config.batch.max_num_batched_tokens,
         )
         self._batcher = Batcher(config.batch, self._kv)
         self._requests: dict[tuple[str, int], Request] = {}

@@ -21,7 +21,8 @@ from .kv.hashing import hash_root
 from .protocol import ModelCard, StepTime
 from .runner.device import choose_device, choose_dtype
 from .runner.model_runner import ModelRunner
-from .runner.rehearsal import EVERYTHING, rehearsal
+from .runner.rehearsal import EVERYTHING, GREEDY, rehearsal
+from .sampling_params import SamplingParams
 from .step_time import StepTimeModel
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def load(config: EngineConfig, progress: Progress) -> LoadedModel:
     _check_host_memory(config, info)
     runner = ModelRunner(config, info, max_len, progress)
     blocks = _pool_blocks(config, runner, max_len)
-    max_len = _fit_length(config, max_len, blocks)
+    max_len = _fit_length(config, runner, max_len, blocks)
     progress("allocating the KV cache", 0.0)
     runner.allocate_kv(blocks)
     runner.record_graphs(progress)
@@ -72,7 +73,7 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
             block_size=config.cache.block_size,
             kv_dtype=str(runner.kv_dtype).removeprefix("torch."),
         ),
-        kv_bytes_per_token=runner.block_bytes // config.cache.block_size,
+        kv_bytes_per_token=runner.block_bytes * len(runner.groups) // config.cache.block_size,
         eos_token_ids=info.eos_token_ids,
     )
 
@@ -122,8 +123,8 @@ def _gpu_budget(config: EngineConfig, runner: ModelRunner, max_len: int) -> int:
     one."""
     sequences = min(config.batch.max_num_seqs, config.batch.max_num_batched_tokens)
     each = min(config.batch.max_num_batched_tokens // sequences, max_len)
-    plan = rehearsal([each] * sequences, runner.block_size, EVERYTHING)
-    runner.allocate_kv(sum(len(chunk.seq.blocks) for chunk in plan.chunks))
+    plan = _rehearsal(runner, [each] * sequences, EVERYTHING)
+    runner.allocate_kv(sum(len(own.ids) for chunk in plan.chunks for own in chunk.seq.blocks))
     torch.cuda.reset_peak_memory_stats()
     _run(runner, plan)
     peak = torch.cuda.max_memory_allocated() - runner.kv.slabs.nbytes
@@ -134,18 +135,27 @@ def _gpu_budget(config: EngineConfig, runner: ModelRunner, max_len: int) -> int:
     return int(total * config.cache.gpu_memory_utilization) - peak - foreign - graphs - runner.block_bytes
 
 
-def _fit_length(config: EngineConfig, max_len: int, blocks: int) -> int:
+def _fit_length(config: EngineConfig, runner: ModelRunner, max_len: int, blocks: int) -> int:
     """A single sequence must always fit the pool: that is what progress rests on."""
-    capacity = blocks * config.cache.block_size
-    if max_len <= capacity:
+    chunk = config.batch.max_num_batched_tokens
+    capacity = runner.groups.most_tokens(blocks, runner.block_size, chunk, limit=max_len)
+    if capacity == max_len:
         return max_len
+    if not capacity:
+        raise ModelError(
+            f"{blocks} KV blocks hold no sequence, which has a block in each of {len(runner.groups)} groups.",
+            "Give the KV cache more memory.",
+        )
     if config.model.max_model_len is not None:
         raise ModelError(
             f"--max-model-len {max_len} does not fit: the {blocks} KV blocks hold {capacity} tokens.",
             "Give the KV cache more memory, or pass a smaller --max-model-len.",
         )
     log.warning(
-        "the KV cache holds %d tokens; max_model_len is %d instead of %d", capacity, capacity, max_len
+        "the KV cache holds %d tokens; max_model_len is %d instead of %d",
+        capacity,
+        capacity,
+        max_len,
     )
     return capacity
 
@@ -157,7 +167,7 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, max_len: int) -> StepTim
         _compile(runner, most)
     tokens = min(64, most)
     for _ in range(2):
-        prefill, decode = (_run(runner, rehearsal([count], runner.block_size)) for count in (tokens, 1))
+        prefill, decode = (_run(runner, _rehearsal(runner, [count])) for count in (tokens, 1))
     per_token = max(prefill - decode, 0.1 * prefill) / tokens
     prior = StepTime(
         base=decode, prefill_token=per_token, kv_token=decode * 1e-5, sequence=min(per_token, decode)
@@ -169,7 +179,11 @@ def _compile(runner: ModelRunner, most: int) -> None:
     """Steps of all sizes, alone and beside a decode: a kernel's first call compiles it for seconds."""
     for size in (*(1 << i for i in range(most.bit_length())), most):
         for counts in ([size], [1, size - 1]) if size > 1 else ([1],):
-            _run(runner, rehearsal(counts, runner.block_size, EVERYTHING))
+            _run(runner, _rehearsal(runner, counts, EVERYTHING))
+
+
+def _rehearsal(runner: ModelRunner, counts: list[int], params: SamplingParams = GREEDY) -> StepPlan:
+    return rehearsal(counts, runner.block_size, len(runner.groups), params)
 
 
 def _run(runner: ModelRunner, plan: StepPlan) -> float:

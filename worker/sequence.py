@@ -56,10 +56,23 @@ class Request:
         return "length" if output_tokens >= self.max_tokens else None
 
 
+@dataclass(eq=False, slots=True)
+class BlockList:
+    """A sequence's blocks in one KV group.
+
+    ids: entry i holds the sequence's i-th block, or the pool's scratch block once it slid out of the window.
+    slid: entries from the sinks' on to here did.
+    """
+
+    ids: list[int]
+    slid: int = 0
+
+
 @dataclass(eq=False)
 class Sequence:
     """Mutable: the batcher moves it between states, the KV manager owns `blocks` and `hashes`.
 
+    blocks: one list per KV group, as long as each other; none while nothing is held.
     pending: tokens that a step in flight samples; they follow `tokens`, and only the device knows them yet.
     computed: tokens whose keys and values are there once the steps in flight have run.
     hashes: chained hashes of the leading full blocks, as far as known (given for the prompt, extended here).
@@ -76,7 +89,7 @@ class Sequence:
     state: State = State.WAITING
     computed: int = 0
     pending: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[BlockList] = field(default_factory=list)
     committed: int = 0
     cached_tokens: int | None = None
     emitted: bool = False

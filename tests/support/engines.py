@@ -45,10 +45,28 @@ class RecordingSink:
 
 def write_tiny_llama(folder: Path, *, layers: int = 2, kv_heads: int = 1, head_dim: int = 32) -> Path:
     """A random two-layer model with 96 tokens and grouped queries, in Hugging Face form."""
+    return _write_tiny(
+        folder, layers, kv_heads, head_dim, architectures=["LlamaForCausalLM"], model_type="llama"
+    )
+
+
+def write_tiny_mistral(folder: Path, *, window: int) -> Path:
+    """As the Llama, and every layer sees a window."""
+    kind = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    return _write_tiny(folder, 2, 1, 32, **kind, sliding_window=window)
+
+
+def write_tiny_hybrid(folder: Path, *, window: int, pattern: str = "sfssfs") -> Path:
+    """As the Llama, with a sliding layer for each s of the pattern and a full one for each f."""
+    kinds = {"s": "sliding_attention", "f": "full_attention"}
+    kind = {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
+    types = [kinds[layer] for layer in pattern]
+    return _write_tiny(folder, len(pattern), 1, 32, **kind, sliding_window=window, layer_types=types)
+
+
+def _write_tiny(folder: Path, layers: int, kv_heads: int, head_dim: int, **fields: Any) -> Path:
     hidden, heads, inner = 64, 2, 96
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
@@ -63,6 +81,7 @@ def write_tiny_llama(folder: Path, *, layers: int = 2, kv_heads: int = 1, head_d
         "torch_dtype": "bfloat16",
         "bos_token_id": 1,
         "eos_token_id": 2,
+        **fields,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

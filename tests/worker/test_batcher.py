@@ -45,7 +45,7 @@ def run(batcher: Batcher, plan: StepPlan) -> list[Sequence]:
         seq = chunk.seq
         assert chunk.start == seq.computed
         assert seq.state is State.RUNNING
-        assert len(seq.blocks) * BLOCK >= chunk.start + chunk.count
+        assert all(len(own.ids) * BLOCK >= chunk.start + chunk.count for own in seq.blocks)
         seq.computed += chunk.count
         batcher.kv.commit(seq)
         if chunk.samples:
@@ -150,12 +150,13 @@ def test_a_fork_copies_the_shared_block_when_it_is_written() -> None:
     batcher.start_forked(child)
     parent.computed = child.computed = 6
     batcher.check_integrity()
-    shared = parent.blocks[1]
+    (ours,), (theirs,) = parent.blocks, child.blocks
+    shared = ours.ids[1]
     plan = batcher.plan()
-    assert parent.blocks[0] == child.blocks[0]
-    assert parent.blocks[1] != child.blocks[1]
-    assert plan.copies == ((shared, parent.blocks[1]),)
-    assert child.blocks[1] == shared
+    assert ours.ids[0] == theirs.ids[0]
+    assert ours.ids[1] != theirs.ids[1]
+    assert plan.copies == ((shared, ours.ids[1]),)
+    assert theirs.ids[1] == shared
     run(batcher, plan)
     batcher.check_integrity()
 
@@ -209,11 +210,12 @@ class BatcherMachine(RuleBasedStateMachine):
             assert plan.chunks or not self.alive
             targets = [target for _, target in plan.copies]
             assert len(set(targets)) == len(targets)
-            owned = {block for chunk in plan.chunks for block in chunk.seq.blocks}
+            owned = {block for chunk in plan.chunks for own in chunk.seq.blocks for block in own.ids}
             assert set(targets) <= owned
             writers = [
-                chunk.seq.blocks[i]
+                own.ids[i]
                 for chunk in plan.chunks
+                for own in chunk.seq.blocks
                 for i in range(chunk.start // BLOCK, -(-(chunk.start + chunk.count) // BLOCK))
             ]
             assert len(set(writers)) == len(writers), "two sequences write into one block"

@@ -63,7 +63,7 @@ def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int, **
     change a bit, nor must `options`."""
     plain = {**options, **PLAIN}
     wanted, _ = generate(folder, jobs, alone=True, blocks=blocks, prefix_caching=False, **plain)
-    whole, chunked = {"max_num_batched_tokens": 512, **options}, {"max_num_batched_tokens": 32, **options}
+    whole, chunked = {**options, "max_num_batched_tokens": 512}, {"max_num_batched_tokens": 32, **options}
     assert generate(folder, jobs, alone=False, blocks=blocks, **whole)[0] == wanted, "in a batch"
     assert generate(folder, jobs, alone=False, blocks=blocks, **chunked)[0] == wanted, "in chunks, in a batch"
     # asked twice of one engine: the second time from the cache
@@ -92,6 +92,26 @@ def test_tiny_model(tiny_llama: Path, options: dict[str, Any], runner: dict[str,
 def test_tiny_model_with_a_quantised_cache(tiny_llama: Path, kv_cache_dtype: str) -> None:
     """A token reads what was stored of the keys and values in its own chunk too, so chunks change nothing."""
     check_all_ways(tiny_llama, tiny_jobs(GREEDY), blocks=96, tight=10, kv_cache_dtype=kv_cache_dtype)
+
+
+@pytest.mark.parametrize("runner", [{}, PIPELINED], ids=["one step at a time", "pipelined, padded"])
+@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(("model", "blocks", "tight"), [("mistral", 96, 5), ("hybrid", 288, 16)])
+def test_windows(
+    tiny_mistral: Path,
+    tiny_hybrid: Path,
+    model: str,
+    blocks: int,
+    tight: int,
+    options: dict[str, Any],
+    runner: dict[str, Any],
+) -> None:
+    """Most of each sequence lies beyond the window of 24 tokens."""
+    folder = {"mistral": tiny_mistral, "hybrid": tiny_hybrid}[model]
+    # chunks of 16 tokens, so that a window's memory is small
+    check_all_ways(
+        folder, tiny_jobs(options), blocks=blocks, tight=tight, **runner, max_num_batched_tokens=16
+    )
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ A block is in exactly one state:
     free     ref = 0 and not hashed
 
 Allocation takes free blocks first, then evicts cached ones in LRU order. A used block is never evicted.
+One more block, `scratch`, is always in use: it stands where a block is not there any more.
 Knows nothing of sequences, tensors or tiers.
 """
 
@@ -22,11 +23,13 @@ class BlockPool:
     """Blocks are integers in [0, total); all methods keep `check_integrity` true."""
 
     def __init__(self, total: int, sink: EventSink | None = None) -> None:
-        self.total = total
+        self.total = self.scratch = total
         self.evictions = 0
         self._sink = sink
-        self._refs = [0] * total
+        self._refs = [*[0] * total, 1]
         self._hash_of: list[bytes | None] = [None] * total
+        # named blocks that the sink does not hear of
+        self._silent: set[int] = set()
         self._block_of: dict[bytes, int] = {}
         self._free = deque(range(total))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -61,10 +64,8 @@ class BlockPool:
             return None
         evicted: list[bytes] = []
         blocks = [self._take(evicted) for _ in range(count)]
-        if evicted:
-            self.evictions += len(evicted)
-            if self._sink is not None:
-                self._sink.kv_removed(evicted)
+        if evicted and self._sink is not None:
+            self._sink.kv_removed(evicted)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -85,31 +86,38 @@ class BlockPool:
                 else:
                     self._cached[block] = None
 
-    def commit(self, block: int, block_hash: bytes) -> None:
+    def commit(self, block: int, block_hash: bytes, *, silent: bool = False) -> None:
         """The used block is full and immutable from now on: it can be found by its hash.
 
         A second block with the same content stays anonymous; the first one keeps the name.
+        silent: tell the sink nothing of this block, neither now nor when it is forgotten.
         """
         if self._hash_of[block] is not None or block_hash in self._block_of:
             return
         self._hash_of[block] = block_hash
         self._block_of[block_hash] = block
-        if self._sink is not None:
+        if silent:
+            self._silent.add(block)
+        elif self._sink is not None:
             self._sink.kv_stored([block_hash])
 
     def clear_cache(self) -> int:
         """Forget all cached blocks; returns how many. Used blocks keep their names."""
-        hashes = [self._forget(block) for block in self._cached]
+        hashes: list[bytes] = []
+        count = len(self._cached)
+        for block in self._cached:
+            self._forget(block, hashes)
         self._free.extend(self._cached)
         self._cached.clear()
         if hashes and self._sink is not None:
             self._sink.kv_removed(hashes)
-        return len(hashes)
+        return count
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block is in one state and the index is exact."""
         free, cached = set(self._free), set(self._cached)
-        used = {block for block, refs in enumerate(self._refs) if refs > 0}
+        used = {block for block, refs in enumerate(self._refs[: self.total]) if refs > 0}
+        assert self._refs[self.scratch] > 0, "the scratch block is not in use"
         assert len(free) == len(self._free), "a block is twice on the free list"
         assert min(self._refs, default=0) >= 0, "negative reference count"
         assert len(free | cached | used) == self.total, "a block is in no state"
@@ -118,19 +126,25 @@ class BlockPool:
         assert all(self._hash_of[block] is not None for block in cached), "a cached block has no name"
         named = {name: block for block, name in enumerate(self._hash_of) if name is not None}
         assert named == self._block_of, "the hash index differs from the blocks' names"
+        assert self._silent <= set(named.values()), "a block without a name is silent"
 
     def _take(self, evicted: list[bytes]) -> int:
         if self._free:
             block = self._free.popleft()
         else:
             block, _ = self._cached.popitem(last=False)
-            evicted.append(self._forget(block))
+            self._forget(block, evicted)
+            self.evictions += 1
         self._refs[block] = 1
         return block
 
-    def _forget(self, block: int) -> bytes:
+    def _forget(self, block: int, told: list[bytes]) -> None:
+        """told: gets the name, if the sink knows it."""
         name = self._hash_of[block]
         assert name is not None
         del self._block_of[name]
         self._hash_of[block] = None
-        return name
+        if block in self._silent:
+            self._silent.remove(block)
+        else:
+            told.append(name)

@@ -1,10 +1,12 @@
-"""Llama and those of its shape: pre-norm decoder, grouped queries, rotary positions, SiLU gate.
+"""Llama, Mistral and those of their shape: pre-norm decoder, grouped queries, rotary positions, SiLU gate.
 
 Reads the cache of earlier tokens and writes that of this step's; knows nothing of sequences or sampling.
 Shape suffixes: T tokens, D hidden, H heads, R rows whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,16 +15,21 @@ from decodefleet.kernels import ops
 from decodefleet.kernels.ops import AttentionMetadata, AttentionOptions, KvCache
 
 from ..assets.checkpoint import ModelInfo
+from ..kv.groups import KvGroups
 from ..layers.linear import Linear, LinearOptions
 from ..layers.norm import RmsNorm
 from ..layers.rotary import rope_table
 from .weights import Weights
 
+Metas = Sequence[AttentionMetadata]
+
 
 class LlamaAttention:
-    def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
-        self.layer = layer
-        self.options = AttentionOptions(invariant=linear.invariant)
+    def __init__(
+        self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
+    ) -> None:
+        self.group, self.place = groups.places[layer]
+        self.options = AttentionOptions(groups.rule_of(layer).window, invariant=linear.invariant)
         self.heads, self.kv_heads, self.head_dim = info.heads, info.kv_heads, info.head_dim
         norm = weights.take(f"model.layers.{layer}.input_layernorm.weight", info.hidden_size)
         self.norm = RmsNorm(norm, info.rms_norm_eps)
@@ -50,13 +57,13 @@ class LlamaAttention:
         residual_TD: Tensor,
         rope_PR: Tensor,
         kv: KvCache,
-        meta: AttentionMetadata,
+        metas: Metas,
     ) -> Tensor | None:
-        T = residual_TD.shape[0]
+        T, meta = residual_TD.shape[0], metas[self.group]
         qkv_TN = self.qkv.of_norm(x_TD, residual_TD, self.norm)
         qkv_THD = qkv_TN.view(T, self.heads + 2 * self.kv_heads, self.head_dim)
-        q_THD = ops.rotary_store(qkv_THD, rope_PR, meta, kv, self.layer)
-        o_THD = ops.paged_attention(q_THD, kv, self.layer, meta, self.head_dim**-0.5, self.options)
+        q_THD = ops.rotary_store(qkv_THD, rope_PR, meta, kv, self.place)
+        o_THD = ops.paged_attention(q_THD, kv, self.place, meta, self.head_dim**-0.5, self.options)
         return self.out.add_to(o_THD.reshape(T, -1), residual_TD)
 
 
@@ -78,8 +85,10 @@ class LlamaMlp:
 class LlamaLayer:
     """Both halves hand on what is still to be added to the residual stream, None where nothing is."""
 
-    def __init__(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> None:
-        self.attention = LlamaAttention(info, layer, weights, linear)
+    def __init__(
+        self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
+    ) -> None:
+        self.attention = LlamaAttention(info, layer, groups, weights, linear)
         self.mlp = LlamaMlp(info, layer, weights, linear)
 
     def __call__(
@@ -88,9 +97,9 @@ class LlamaLayer:
         residual_TD: Tensor,
         rope_PR: Tensor,
         kv: KvCache,
-        meta: AttentionMetadata,
+        metas: Metas,
     ) -> Tensor | None:
-        return self.mlp(self.attention(x_TD, residual_TD, rope_PR, kv, meta), residual_TD)
+        return self.mlp(self.attention(x_TD, residual_TD, rope_PR, kv, metas), residual_TD)
 
 
 class LlamaModel:
@@ -99,13 +108,14 @@ class LlamaModel:
     def __init__(
         self,
         info: ModelInfo,
+        groups: KvGroups,
         weights: Weights,
         max_positions: int,
         device: torch.device,
         linear: LinearOptions,
     ) -> None:
         self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
-        self.layers = [LlamaLayer(info, i, weights, linear) for i in range(info.layers)]
+        self.layers = [LlamaLayer(info, i, groups, weights, linear) for i in range(info.layers)]
         self.norm = RmsNorm(weights.take("model.norm.weight", info.hidden_size), info.rms_norm_eps)
         tied = info.tie_word_embeddings or not weights.has("lm_head.weight")
         head_VD = (
@@ -114,13 +124,16 @@ class LlamaModel:
         self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
         self.rope_PR = rope_table(info, max_positions, device)
 
-    def forward(self, tokens_T: Tensor, kv: KvCache, meta: AttentionMetadata) -> Tensor:
-        """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
+    def forward(self, tokens_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
+        """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards.
+
+        metas: of each KV group.
+        """
         x_TD: Tensor | None = None
         # in fp32: sixty bf16 roundings of one sum cost more accuracy than all products together
         residual_TD = ops.embed(tokens_T, self.embedding_VD)
         for layer in self.layers:
-            x_TD = layer(x_TD, residual_TD, self.rope_PR, kv, meta)
+            x_TD = layer(x_TD, residual_TD, self.rope_PR, kv, metas)
         return self.norm(x_TD, residual_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from ..assets.checkpoint import ModelInfo, require_architecture
 from .llama import LlamaModel
 
-ARCHITECTURES: dict[str, type[LlamaModel]] = {"LlamaForCausalLM": LlamaModel}
+ARCHITECTURES: dict[str, type[LlamaModel]] = {
+    "LlamaForCausalLM": LlamaModel,
+    "MinistralForCausalLM": LlamaModel,
+    "MistralForCausalLM": LlamaModel,
+}
 
 
 def model_class(info: ModelInfo) -> type[LlamaModel]:

@@ -19,6 +19,7 @@ from ..assets.checkpoint import ModelInfo
 from ..batcher import Chunk, StepPlan
 from ..config import BatchConfig, EngineConfig
 from ..engine_api import Progress
+from ..kv.groups import KvGroups, WindowRule
 from ..layers.linear import LinearOptions
 from ..models.registry import model_class
 from ..models.weights import CheckpointWeights, DummyWeights
@@ -52,18 +53,21 @@ class ModelRunner:
         set_threads(options)
         weights = _weights(config, self.dtype, self.device, progress)
         linear = LinearOptions(self.invariant, config.model.quantization)
-        self.model = model_class(info)(info, weights, max_len, self.device, linear)
+        self.groups = KvGroups.of([WindowRule(window) for window in info.layer_windows])
+        self.model = model_class(info)(info, self.groups, weights, max_len, self.device, linear)
         self._info = info
         self.kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, self.dtype)
-        self._layout = ops.KvLayout(info.layers, info.kv_heads, self.block_size, info.head_dim, self.kv_dtype)
+        self._layout = ops.KvLayout(
+            self.groups.block_layers, info.kv_heads, self.block_size, info.head_dim, self.kv_dtype
+        )
         self.kv = self._layout.allocate(0, self.device)
         self._scratch_block = 0
         rows, width = config.batch.max_num_seqs, self._blocks_for(max_len)
-        self._tables = BlockTables(rows, width, self.block_size)
+        self._tables = BlockTables(rows, width, self.block_size, len(self.groups))
         eager = _given(options.enforce_eager, not ops.can_record(self.device, self.dtype))
         self.buckets = None if eager else Buckets.up_to(rows, max_len, exact=not on_gpu)
         # on the host nothing has to be packed but what a recording reads
-        packed = 0 if eager and not on_gpu else _staging_bytes(rows, width, config.batch)
+        packed = 0 if eager and not on_gpu else _staging_bytes(rows, width, len(self.groups), config.batch)
         self._staging = Staging(packed, self.device, depth=self.depth)
         self._sampler = Sampler(max_len, self.device)
         self._previous: PendingStep | None = None
@@ -71,7 +75,7 @@ class ModelRunner:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one KV block across all layers."""
+        """Bytes of one KV block across the layers of a group."""
         return self._layout.slab_bytes
 
     def allocate_kv(self, blocks: int) -> None:
@@ -93,7 +97,7 @@ class ModelRunner:
             return
         for done, bucket in enumerate(self.buckets.descending()):
             progress("recording decode graphs", done / len(self.buckets))
-            sent = self._staging.send(self._padded(empty_batch(), bucket))
+            sent = self._staging.send(self._padded(empty_batch(len(self.groups)), bucket))
             self._graphs.record(bucket, _decode_input(sent, bucket))
         progress("recording decode graphs", 1.0)
 
@@ -156,7 +160,7 @@ class ModelRunner:
 
     def _forward(self, inputs: ModelInput) -> Tensor:
         """Final hidden states [T, D]."""
-        return self.model.forward(inputs.tokens_T, self.kv, inputs.meta)
+        return self.model.forward(inputs.tokens_T, self.kv, inputs.metas)
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ def _weights(
     return CheckpointWeights(config.model.folder, dtype, device, on_bytes)
 
 
-def _staging_bytes(rows: int, width: int, batch: BatchConfig) -> int:
-    """Of the largest step: ids, positions and slots of its tokens; block table; the rest by the row."""
+def _staging_bytes(rows: int, width: int, groups: int, batch: BatchConfig) -> int:
+    """Of the largest step: ids, positions and slots of its tokens; block tables; the rest by the row."""
     tokens = max(rows, batch.max_num_batched_tokens)
-    return 24 * tokens + rows * (4 * width + BYTES_PER_ROW) + STAGING_SLACK
+    return 8 * (2 + groups) * tokens + rows * (4 * width * groups + BYTES_PER_ROW) + STAGING_SLACK

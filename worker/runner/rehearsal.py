@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ..batcher import Chunk, StepPlan
 from ..sampling_params import SamplingParams
-from ..sequence import Request, Sequence, State
+from ..sequence import BlockList, Request, Sequence, State
 
 GREEDY = SamplingParams(temperature=0.0)
 # all that a request can ask of the sampler, which takes the most memory and the most kernels
@@ -13,18 +15,18 @@ EVERYTHING = SamplingParams(
 )
 
 
-def rehearsal(counts: list[int], block_size: int, params: SamplingParams = GREEDY) -> StepPlan:
+def rehearsal(counts: list[int], block_size: int, groups: int, params: SamplingParams = GREEDY) -> StepPlan:
     """A step that prefills so many tokens for each of len(counts) sequences, in the first blocks."""
     chunks: list[Chunk] = []
-    block = 0
+    fresh = itertools.count()
     for count in counts:
-        blocks = list(range(block, block - (-count // block_size)))
-        block += len(blocks)
+        held = -(-count // block_size)
+        blocks = [BlockList([*itertools.islice(fresh, held)]) for _ in range(groups)]
         chunks.append(Chunk(_sequence(count, blocks, params), 0, count, samples=True))
     return StepPlan(tuple(chunks), ())
 
 
-def _sequence(tokens: int, blocks: list[int], params: SamplingParams) -> Sequence:
+def _sequence(tokens: int, blocks: list[BlockList], params: SamplingParams) -> Sequence:
     request = Request(
         request_id="rehearsal",
         attempt=0,

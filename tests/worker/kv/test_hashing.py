@@ -3,6 +3,7 @@ from __future__ import annotations
 from decodefleet.worker.kv.hashing import (
     HASH_BYTES,
     extend_chain,
+    group_hash,
     hash_root,
     pack_tokens,
     request_root,
@@ -39,10 +40,19 @@ def test_equal_blocks_behind_different_prefixes_differ() -> None:
 
 
 def test_whatever_makes_caches_different_makes_roots_different() -> None:
-    base = {"fingerprint": "f", "quantization": "none", "block_size": 4, "kv_dtype": "bfloat16", "group": 0}
-    changes = {"fingerprint": "g", "quantization": "int8", "block_size": 8, "kv_dtype": "fp8", "group": 1}
+    base = {"fingerprint": "f", "quantization": "none", "block_size": 4, "kv_dtype": "bfloat16"}
+    changes = {"fingerprint": "g", "quantization": "int8", "block_size": 8, "kv_dtype": "fp8"}
+    changes["attention"] = "window 8"
     roots = {hash_root(**base)} | {hash_root(**{**base, key: value}) for key, value in changes.items()}
     assert len(roots) == 1 + len(changes)
+
+
+def test_blocks_of_other_groups_are_named_after_the_chains() -> None:
+    chain = extend_chain(ROOT, list(range(8)), 4)
+    names = {group_hash(block_hash, group) for block_hash in chain for group in range(3)}
+    assert len(names) == 6
+    assert {len(name) for name in names} == {HASH_BYTES}
+    assert [group_hash(block_hash, 0) for block_hash in chain] == chain
 
 
 def test_fields_do_not_run_together() -> None:

@@ -18,7 +18,7 @@ from decodefleet.worker.runner.batch import as_input, lay_out
 from decodefleet.worker.runner.block_tables import BlockTables
 from decodefleet.worker.runner.model_runner import ModelRunner
 from decodefleet.worker.sampling_params import SamplingParams
-from decodefleet.worker.sequence import Request, Sequence
+from decodefleet.worker.sequence import BlockList, Request, Sequence
 from decodefleet.worker.text.tokenizer import Tokenizer
 
 TEXTS = Path(__file__).parent / "texts.txt"
@@ -34,7 +34,7 @@ def make_runner(folder: Path, dtype: str) -> ModelRunner:
         model=ModelConfig(folder=folder, served_name="m", dtype=dtype), runner=RunnerConfig(device="cpu")
     )
     runner = ModelRunner(config, read_config(folder), 512, lambda *_: None)
-    runner.allocate_kv(16)
+    runner.allocate_kv(16 * len(runner.groups))
     return runner
 
 
@@ -42,13 +42,18 @@ def make_runner(folder: Path, dtype: str) -> ModelRunner:
 def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
     """Logits at every position, computed in chunks that end at `cuts`."""
     request = Request("r", 0, SamplingParams(), tokens, b"", 1, frozenset(), (0, 0))
-    seq = Sequence(request, 0, 0, tokens, [], blocks=[5, 3, 9, 1, 12, 7, 0, 11])
-    tables, rows = BlockTables(1, 32, 16), []
+    groups = len(runner.groups)
+    blocks = [
+        BlockList([5, 3, 9, 1, 12, 7, 0, 11]),
+        *(BlockList([*range(16 * g, 16 * g + 8)]) for g in (1, 2)),
+    ]
+    seq = Sequence(request, 0, 0, tokens, [], blocks=blocks[:groups])
+    tables, rows = BlockTables(1, 32, 16, groups), []
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         batch, _ = lay_out((Chunk(seq, start, end - start, samples=True),), tables, 16, {})
         tensors = [torch.from_numpy(array) for array in batch]
         inputs = as_input(tensors, max_query=end - start, max_context=end, decodes=0)
-        rows.append(runner.model.logits(runner.model.forward(inputs.tokens_T, runner.kv, inputs.meta)))
+        rows.append(runner.model.logits(runner.model.forward(inputs.tokens_T, runner.kv, inputs.metas)))
     return torch.cat(rows)
 
 
@@ -104,3 +109,13 @@ def test_tiny_model_agrees_in_fp32(tmp_path: Path, cuts: list[int], kv_heads: in
     ours = our_logits(make_runner(folder, "float32"), tokens, cuts)
     theirs = their_logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokens)
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cuts", [[], [16, 17, 40], [*range(60, 100)]])
+def test_windows_agree_in_fp32(tiny_mistral: Path, tiny_hybrid: Path, cuts: list[int]) -> None:
+    """A hundred tokens past windows of 24, in chunks and one by one."""
+    tokens = torch.randint(3, 90, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+    for folder in (tiny_mistral, tiny_hybrid):
+        ours = our_logits(make_runner(folder, "float32"), tokens, cuts)
+        theirs = their_logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokens)
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)

@@ -48,7 +48,12 @@ def test_largest_first() -> None:
 
 def inputs_of(tokens: torch.Tensor) -> ModelInput:
     nothing = torch.zeros(0)
-    return as_input([tokens.expand(3, -1), *[nothing] * 3], max_query=1, max_context=8, decodes=len(tokens))
+    return as_input(
+        [tokens.expand(3, -1), nothing, nothing, nothing.view(1, 0)],
+        max_query=1,
+        max_context=8,
+        decodes=len(tokens),
+    )
 
 
 TABLE = torch.arange(128, dtype=torch.bfloat16).view(8, 16)
