@@ -96,7 +96,7 @@ def test_tiny_model_with_a_quantised_cache(tiny_llama: Path, kv_cache_dtype: str
 
 @pytest.mark.parametrize("runner", [{}, PIPELINED], ids=["one step at a time", "pipelined, padded"])
 @pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize(("model", "blocks", "tight"), [("mistral", 96, 5), ("hybrid", 288, 16)])
+@pytest.mark.parametrize(("model", "blocks", "tight"), [("mistral", 96, 6), ("hybrid", 288, 18)])
 def test_windows(
     tiny_mistral: Path,
     tiny_hybrid: Path,
