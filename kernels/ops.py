@@ -202,30 +202,30 @@ def norm_linear(
 def rotary_store(
     qkv_THD: Tensor,
     cos_sin_PR: Tensor,
-    meta: AttentionMetadata,
+    rows_T: Tensor,
+    slots_T: Tensor,
     kv: KvCache,
     layer: int,
 ) -> Tensor:
     """Rotates queries and keys, writes keys and values to their slots → q [tokens, heads, head_dim].
 
     qkv_THD [tokens, heads + 2·kv_heads, head_dim] may be overwritten; the result may be a view of it.
+    rows_T: int64, each token's row of cos_sin_PR (its position, if these are all positions).
     """
     if qkv_THD.is_cuda:
         from .rotary.kernel import rotary_store_triton
 
-        places = (meta.positions_T, meta.slots_T)
-        return rotary_store_triton(qkv_THD, cos_sin_PR, *places, kv, layer)[0]
+        return rotary_store_triton(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer)[0]
     kernels = _native(qkv_THD, LANES) if kv.values.dtype == qkv_THD.dtype else None
     if kernels is None:
-        places = (meta.positions_T, meta.slots_T)
-        return rotary_reference.rotary_store(qkv_THD, cos_sin_PR, *places, kv, layer)
+        return rotary_reference.rotary_store(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer)
     T, all_heads, D = qkv_THD.shape
     heads, layers = all_heads - 2 * kv.kv_heads, kv.values.shape[1]
     kernels.df_rotary_store(
         qkv_THD.data_ptr(),
         cos_sin_PR.data_ptr(),
-        meta.positions_T.data_ptr(),
-        meta.slots_T.data_ptr(),
+        rows_T.data_ptr(),
+        slots_T.data_ptr(),
         kv.values.data_ptr(),
         *(T, heads, kv.kv_heads, D, cos_sin_PR.shape[1], layer, layers, kv.block_size),
     )
@@ -235,22 +235,22 @@ def rotary_store(
 def rotary_store_sinks(
     qkv_THD: Tensor,
     cos_sin_PR: Tensor,
-    meta: AttentionMetadata,
-    sink_positions_T: Tensor,
+    rows_T: Tensor,
+    sink_rows_T: Tensor,
+    slots_T: Tensor,
     kv: KvCache,
     layer: int,
 ) -> tuple[Tensor, Tensor]:
-    """As `rotary_store`, and the queries once more, turned by `sink_positions_T`: for keys of sinks."""
+    """As `rotary_store`, and the queries once more, turned by `sink_rows_T`: for keys of sinks."""
     if qkv_THD.is_cuda:
         from .rotary.kernel import rotary_store_triton
 
-        places = (meta.positions_T, meta.slots_T)
-        q_THD, q_sink_THD = rotary_store_triton(qkv_THD, cos_sin_PR, *places, kv, layer, sink_positions_T)
+        q_THD, q_sink_THD = rotary_store_triton(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer, sink_rows_T)
         assert q_sink_THD is not None
         return q_THD, q_sink_THD
     heads = qkv_THD.shape[1] - 2 * kv.kv_heads
-    q_sink_THD = rotary(qkv_THD[:, :heads], sink_positions_T, cos_sin_PR)
-    return rotary_store(qkv_THD, cos_sin_PR, meta, kv, layer), q_sink_THD
+    q_sink_THD = rotary(qkv_THD[:, :heads], sink_rows_T, cos_sin_PR)
+    return rotary_store(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer), q_sink_THD
 
 
 def gate_mul(gate_up_TI: Tensor, activation: Activation) -> Tensor:

@@ -48,8 +48,9 @@ def test_rotary_store(threads: int, heads: int, kv_heads: int, D: int, R: int) -
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     qkv = torch.randn(T, heads + 2 * kv_heads, D).bfloat16()
     expected_kv, found_kv = copy_of(batch.kv), copy_of(batch.kv)
-    expected = rotary_store(qkv.clone(), cos_sin, batch.meta.positions_T, batch.meta.slots_T, expected_kv, 1)
-    found = ops.rotary_store(qkv.clone(), cos_sin, batch.meta, found_kv, 1)
+    places = (batch.meta.positions_T, batch.meta.slots_T)
+    expected = rotary_store(qkv.clone(), cos_sin, *places, expected_kv, 1)
+    found = ops.rotary_store(qkv.clone(), cos_sin, *places, found_kv, 1)
     assert error_ratio(found, expected) < 0.004
     assert error_ratio(found_kv.values[:, 1, 0], expected_kv.values[:, 1, 0]) < 0.004
     assert torch.equal(found_kv.values[:, 1, 1], expected_kv.values[:, 1, 1])

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
+
+
+class Angles(NamedTuple):
+    """Of a step. cos_sin_PR: fp32 [rows, head_dim], cosines, then sines; rows_T: each token's row."""
+
+    cos_sin_PR: Tensor
+    rows_T: Tensor
 
 
 def rope_table(info: ModelInfo, positions: int, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from ..assets.checkpoint import ModelInfo
 from ..kv.groups import KvGroups
 from ..layers.linear import Linear, LinearOptions
 from ..layers.norm import RmsNorm
-from ..layers.rotary import rope_table
+from ..layers.rotary import Angles, rope_table
 from .weights import Weights
 
 Metas = Sequence[AttentionMetadata]
@@ -55,14 +55,14 @@ class LlamaAttention:
         self,
         x_TD: Tensor | None,
         residual_TD: Tensor,
-        rope_PR: Tensor,
+        angles: Angles,
         kv: KvCache,
         metas: Metas,
     ) -> Tensor | None:
         T, meta = residual_TD.shape[0], metas[self.group]
         qkv_TN = self.qkv.of_norm(x_TD, residual_TD, self.norm)
         qkv_THD = qkv_TN.view(T, self.heads + 2 * self.kv_heads, self.head_dim)
-        q_THD = ops.rotary_store(qkv_THD, rope_PR, meta, kv, self.place)
+        q_THD = ops.rotary_store(qkv_THD, *angles, meta.slots_T, kv, self.place)
         o_THD = ops.paged_attention(q_THD, kv, self.place, meta, self.head_dim**-0.5, self.options)
         return self.out.add_to(o_THD.reshape(T, -1), residual_TD)
 
@@ -95,11 +95,11 @@ class LlamaLayer:
         self,
         x_TD: Tensor | None,
         residual_TD: Tensor,
-        rope_PR: Tensor,
+        angles: Angles,
         kv: KvCache,
         metas: Metas,
     ) -> Tensor | None:
-        return self.mlp(self.attention(x_TD, residual_TD, rope_PR, kv, metas), residual_TD)
+        return self.mlp(self.attention(x_TD, residual_TD, angles, kv, metas), residual_TD)
 
 
 class LlamaModel:
@@ -124,16 +124,17 @@ class LlamaModel:
         self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
         self.rope_PR = rope_table(info, max_positions, device)
 
-    def forward(self, tokens_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards.
 
         metas: of each KV group.
         """
+        angles = Angles(self.rope_PR, positions_T)
         x_TD: Tensor | None = None
         # in fp32: sixty bf16 roundings of one sum cost more accuracy than all products together
         residual_TD = ops.embed(tokens_T, self.embedding_VD)
         for layer in self.layers:
-            x_TD = layer(x_TD, residual_TD, self.rope_PR, kv, metas)
+            x_TD = layer(x_TD, residual_TD, angles, kv, metas)
         return self.norm(x_TD, residual_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class ModelInput:
     """metas: of each KV group."""
 
     tokens_T: Tensor
+    positions_T: Tensor
     metas: tuple[AttentionMetadata, ...]
 
 
@@ -125,4 +126,4 @@ def as_input(tensors: list[Tensor], *, max_query: int, max_context: int, decodes
         )
         for slots_T, block_table_BM in zip(slots_GT, tables_GBM.unbind(), strict=True)
     )
-    return ModelInput(tokens_T, metas)
+    return ModelInput(tokens_T, positions_T, metas)

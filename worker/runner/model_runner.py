@@ -160,7 +160,7 @@ class ModelRunner:
 
     def _forward(self, inputs: ModelInput) -> Tensor:
         """Final hidden states [T, D]."""
-        return self.model.forward(inputs.tokens_T, self.kv, inputs.metas)
+        return self.model.forward(inputs.tokens_T, inputs.positions_T, self.kv, inputs.metas)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tenso
         batch, _ = lay_out((Chunk(seq, start, end - start, samples=True),), tables, 16, {})
         tensors = [torch.from_numpy(array) for array in batch]
         inputs = as_input(tensors, max_query=end - start, max_context=end, decodes=0)
-        rows.append(runner.model.logits(runner.model.forward(inputs.tokens_T, runner.kv, inputs.metas)))
+        rows.append(runner.model.logits(runner._forward(inputs)))
     return torch.cat(rows)
 
 
