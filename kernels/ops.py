@@ -8,7 +8,6 @@ CUDA where linear layers are prepared as invariant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .cpu.native import Kernels, library, status
 from .cpu.recording import Memory as RecordingMemory
-from .cpu.recording import Recording
+from .cpu.recording import can_record, record
 from .kv_cache import reference as kv_reference
 from .kv_cache.layout import KvCache, KvLayout
 from .kv_cache.reference import store_kv
@@ -47,6 +46,7 @@ __all__ = [
     "RecordingMemory",
     "add_rms_norm_",
     "apply_penalties",
+    "argmax",
     "can_record",
     "child_seed",
     "copy_blocks",
@@ -87,31 +87,13 @@ def cpu_status() -> str:
     return status()
 
 
-def set_cpu_threads(threads: int) -> None:
-    """Threads of torch and of the native kernels."""
-    torch.set_num_threads(threads)
-    kernels = library()
+def set_cpu_threads(threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Threads for a model in this dtype: the native kernels', or torch's where those don't run."""
+    kernels = library() if dtype == torch.bfloat16 else None
+    # two pools would fight for the cores: those of torch's spin for a while after each region
+    torch.set_num_threads(threads if kernels is None else 1)
     if kernels is not None:
         kernels.set_threads(threads)
-
-
-def can_record(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the steps of a model in this dtype can be recorded: as CUDA graphs, or by `record`."""
-    return device.type == "cuda" or (dtype == torch.bfloat16 and library() is not None)
-
-
-def record(run: Callable[[], Tensor], memory: RecordingMemory) -> tuple[Tensor, Callable[[], None] | None]:
-    """Run on a CPU → what `run` returns, and what computes it again in the same place, from inputs that were
-    put where they are now; None where not everything in it can be repeated.
-
-    memory: holds what is made in between; those that share it must not be replayed at the same time.
-    """
-    kernels = library()
-    if kernels is None:
-        return run(), None
-    with Recording(kernels, memory) as recording:
-        output = run()
-    return output, recording.program() if recording.whole else None
 
 
 def embed(tokens_T: Tensor, table_VD: Tensor) -> Tensor:
@@ -324,6 +306,12 @@ def paged_attention(
     if kernels is None:
         return paged_attention_tiles(q_THD, kv, layer, meta, scale, options, q_sink_THD)
     return attention_cpu.paged_attention_cpu(kernels, q_THD, kv, layer, meta, scale)
+
+
+def argmax(logits_RV: Tensor) -> Tensor:
+    """The likeliest token of each row of logits (fp32 [rows, vocabulary]) → int64 [rows]."""
+    kernels = library() if sampling_cpu.supports(logits_RV) else None
+    return logits_RV.argmax(-1) if kernels is None else sampling_cpu.argmax_cpu(kernels, logits_RV)
 
 
 def sample(

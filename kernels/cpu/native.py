@@ -52,6 +52,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "df_embed": [_POINTER] * 3 + [_INT64] * 2,
     "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT],
     "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
+    "df_argmax": [_POINTER, _INT64, _INT64, _POINTER],
     "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],
     "df_silu_mul": [_POINTER] * 2 + [_INT64] * 2,
 }

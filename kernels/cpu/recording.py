@@ -18,10 +18,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .native import Kernel, Kernels
+from .native import Kernel, Kernels, library
 
 ALIGNMENT = 64
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like")
+
+
+def can_record(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the steps of a model in this dtype can be recorded: as CUDA graphs, or by `record`."""
+    return device.type == "cuda" or (dtype == torch.bfloat16 and library() is not None)
+
+
+def record(run: Callable[[], Tensor], memory: Memory) -> tuple[Tensor, Callable[[], None] | None]:
+    """Run on a CPU → what `run` returns, and what computes it again in the same place, from inputs that were
+    put where they are now; None where not everything in it can be repeated.
+
+    memory: holds what is made in between; those that share it must not be replayed at the same time.
+    """
+    kernels = library()
+    if kernels is None:
+        return run(), None
+    with Recording(kernels, memory) as recording:
+        output = run()
+    return output, recording.program() if recording.whole else None
 
 
 class Memory:

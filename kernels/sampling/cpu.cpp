@@ -62,7 +62,31 @@ struct Row {
     uint32_t first, second;
 };
 
-int64_t argmax(const float* x, int64_t n) { return std::max_element(x, x + n) - x; }
+const u32x16 kLaneIds = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Of the lanes' best: the token of the highest score, the first of equals.
+int64_t first_best(f32x16 highest, u32x16 where) {
+    int winner = 0;
+    for (int i = 1; i < 16; i++) {
+        const bool better = highest[i] > highest[winner];
+        if (better || (highest[i] == highest[winner] && where[i] < where[winner])) winner = i;
+    }
+    return where[winner];
+}
+
+int64_t argmax(const float* x, int64_t n) {
+    f32x16 highest = splat(-INFINITY);
+    u32x16 where = kLaneIds;
+    int64_t v = 0;
+    for (; v + 16 <= n; v += 16) {
+        const f32x16 score = load<f32x16>(x + v);
+        where = score > highest ? kLaneIds + (uint32_t)v : where;
+        highest = max16(score, highest);
+    }
+    for (; v < n; v++)
+        if (x[v] > highest[v % 16]) highest[v % 16] = x[v], where[v % 16] = (uint32_t)v;
+    return first_best(highest, where);
+}
 
 // The least tempered logit that the filters keep.
 float floor_of(const Row& row, const std::vector<float>& z, float best, std::vector<float>& scratch) {
@@ -105,27 +129,27 @@ int64_t sample(const Row& row) {
     for (int64_t v = 0; v < row.V; v++) z[v] = row.logits[v] / row.temperature;
     const float best = *std::max_element(z.begin(), z.end());
     const float floor = floor_of(row, z, best, scratch);
-    const u32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     f32x16 highest = splat(-INFINITY);
     u32x16 where = {};
     for (int64_t v = 0; v < padded; v += 16) {
         const f32x16 x = load<f32x16>(&z[v]);
         if (max_of(x) < floor) continue;
-        const u32x16 tokens = lanes + (uint32_t)v;
+        const u32x16 tokens = kLaneIds + (uint32_t)v;
         const f32x16 score = x >= floor ? x + gumbel(tokens, row.first, row.second) : splat(-INFINITY);
         where = score > highest ? tokens : where;
         highest = max16(score, highest);
     }
-    int winner = 0;
-    for (int i = 1; i < 16; i++) {
-        const bool better = highest[i] > highest[winner];
-        if (better || (highest[i] == highest[winner] && where[i] < where[winner])) winner = i;
-    }
-    return where[winner];
+    return first_best(highest, where);
 }
 
 }  // namespace
 }  // namespace df
+
+// tokens[r]: of the highest logit of a row, the first of equals. logits: fp32 [R][V].
+extern "C" void df_argmax(const float* logits, int64_t R, int64_t V, int64_t* tokens) {
+    df::parallel((int)R, [&](int r) { tokens[r] = df::argmax(logits + r * V, V); });
+}
+DF_RECORDABLE(df_argmax)
 
 // logits: fp32 [R][V]; per row: temperature (0: greedy), top_k (0: off), top_p, min_p, seed and position.
 extern "C" void df_sample(const float* logits, int64_t R, int64_t V, const float* temperature,

@@ -12,6 +12,12 @@ def supports(logits_RV: Tensor) -> bool:
     return logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous()
 
 
+def argmax_cpu(kernels: Kernels, logits_RV: Tensor) -> Tensor:
+    tokens_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
+    kernels.df_argmax(logits_RV.data_ptr(), *logits_RV.shape, tokens_R.data_ptr())
+    return tokens_R
+
+
 def sample_cpu(
     kernels: Kernels,
     logits_RV: Tensor,

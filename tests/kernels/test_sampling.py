@@ -155,3 +155,12 @@ def test_sampled_frequencies_follow_the_filtered_distribution() -> None:
     kept = probabilities[:3] / 0.9
     assert counts[3:].tolist() == [0, 0]
     assert float(((counts[:3] - n * kept) ** 2 / (n * kept)).sum()) < 13.8
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 16, 33, 1000])
+def test_the_likeliest_token_is_the_first_of_equals(vocabulary: int) -> None:
+    torch.manual_seed(0)
+    logits = torch.randint(-3, 4, (64, vocabulary)).float()
+    logits[1] = float("-inf")
+    best = logits.amax(-1, keepdim=True)
+    assert ops.argmax(logits).tolist() == [row.index(True) for row in (logits == best).tolist()]

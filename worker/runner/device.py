@@ -38,5 +38,5 @@ def choose_kv_dtype(wanted: KvCacheDtype, model: torch.dtype) -> torch.dtype:
     return {"auto": model, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[wanted]
 
 
-def set_threads(config: RunnerConfig) -> None:
-    ops.set_cpu_threads(config.threads or len(os.sched_getaffinity(0)))
+def set_threads(config: RunnerConfig, dtype: torch.dtype) -> None:
+    ops.set_cpu_threads(config.threads or len(os.sched_getaffinity(0)), dtype)

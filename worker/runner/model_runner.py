@@ -50,7 +50,7 @@ class ModelRunner:
         options, on_gpu = config.runner, self.device.type == "cuda"
         self.invariant = _given(options.batch_invariant, not on_gpu)
         self.depth = 2 if _given(options.async_scheduling, on_gpu) else 1
-        set_threads(options)
+        set_threads(options, self.dtype)
         weights = _weights(config, self.dtype, self.device, progress)
         linear = LinearOptions(self.invariant, config.model.quantization)
         self.groups = KvGroups.of([WindowRule(window) for window in info.layer_windows])

@@ -170,7 +170,7 @@ def _draws(rows: Rows[SampleRow]) -> tuple[Array, Array]:
 
 def _draw(logits_RV: Tensor, t: SampleFields[Tensor]) -> Tensor:
     if not t.ints_3R.numel():
-        return logits_RV.argmax(-1)
+        return ops.argmax(logits_RV)
     top_k_R, seed_R, position_R = t.ints_3R.unbind()
     temperature_R, top_p_R, min_p_R = t.floats_3R.unbind()
     return ops.sample(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, seed_R, position_R)
