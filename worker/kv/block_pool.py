@@ -3,26 +3,29 @@
 A block is in exactly one state:
 
     used     ref > 0; hashed or not, on no list
-    cached   ref = 0 and hashed: findable, and evictable, oldest release first
+    cached   ref = 0 and hashed: findable, and evictable
     free     ref = 0 and not hashed
 
-Allocation takes free blocks first, then evicts cached ones in LRU order. A used block is never evicted.
-One more block, `scratch`, is always in use: it stands where a block is not there any more.
-Knows nothing of sequences, tensors or tiers.
+Allocation takes free blocks first, then evicts cached ones in the order of its policy (`eviction.py`). A used
+block is never evicted. One more block, `scratch`, is always in use: it stands where a block is not there any
+more. Knows nothing of sequences, tensors or tiers.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from ..protocol import EventSink
+from .eviction import EvictionPolicy, Lru
 
 
 class BlockPool:
     """Blocks are integers in [0, total); all methods keep `check_integrity` true."""
 
-    def __init__(self, total: int, sink: EventSink | None = None) -> None:
+    def __init__(
+        self, total: int, sink: EventSink | None = None, eviction: EvictionPolicy | None = None
+    ) -> None:
         self.total = self.scratch = total
         self.evictions = 0
         self._sink = sink
@@ -32,7 +35,7 @@ class BlockPool:
         self._silent: set[int] = set()
         self._block_of: dict[bytes, int] = {}
         self._free = deque(range(total))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: EvictionPolicy = Lru() if eviction is None else eviction
 
     @property
     def free(self) -> int:
@@ -62,40 +65,47 @@ class BlockPool:
         """`count` blocks with one reference each and no content, or None: all or nothing."""
         if count > self.available:
             return None
-        evicted: list[bytes] = []
-        blocks = [self._take(evicted) for _ in range(count)]
-        if evicted and self._sink is not None:
-            self._sink.kv_removed(evicted)
+        free = self._free
+        blocks = [free.popleft() for _ in range(min(count, len(free)))]
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
+        for block in blocks:
+            self._refs[block] = 1
         return blocks
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each; a cached block comes back into use."""
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more reference to each; cached blocks come back into use."""
+        refs = self._refs
+        revived = [block for block in blocks if not refs[block]]
+        if revived:
+            self._cached.reuse(revived)
         for block in blocks:
-            if self._refs[block] == 0:
-                del self._cached[block]
-            self._refs[block] += 1
+            refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """One reference less to each. Later blocks of a sequence are given up for eviction before earlier
         ones, since a prefix without its beginning is of no use."""
+        refs, names = self._refs, self._hash_of
+        idle: list[int] = []
         for block in reversed(blocks):
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
-                if self._hash_of[block] is None:
-                    self._free.append(block)
-                else:
-                    self._cached[block] = None
+            refs[block] -= 1
+            if not refs[block]:
+                (self._free if names[block] is None else idle).append(block)
+        if idle:
+            self._cached.add(idle)
 
-    def commit(self, block: int, block_hash: bytes, *, silent: bool = False) -> None:
+    def commit(self, block: int, block_hash: bytes, depth: int = 0, *, silent: bool = False) -> None:
         """The used block is full and immutable from now on: it can be found by its hash.
 
         A second block with the same content stays anonymous; the first one keeps the name.
+        depth: blocks before it in its sequence, by which policies reckon what it cost.
         silent: tell the sink nothing of this block, neither now nor when it is forgotten.
         """
         if self._hash_of[block] is not None or block_hash in self._block_of:
             return
         self._hash_of[block] = block_hash
         self._block_of[block_hash] = block
+        self._cached.computed(block, block_hash, depth)
         if silent:
             self._silent.add(block)
         elif self._sink is not None:
@@ -103,15 +113,10 @@ class BlockPool:
 
     def clear_cache(self) -> int:
         """Forget all cached blocks; returns how many. Used blocks keep their names."""
-        hashes: list[bytes] = []
-        count = len(self._cached)
-        for block in self._cached:
-            self._forget(block, hashes)
-        self._free.extend(self._cached)
-        self._cached.clear()
-        if hashes and self._sink is not None:
-            self._sink.kv_removed(hashes)
-        return count
+        blocks = self._cached.clear()
+        self._forget(blocks)
+        self._free.extend(blocks)
+        return len(blocks)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block is in one state and the index is exact."""
@@ -119,6 +124,7 @@ class BlockPool:
         used = {block for block, refs in enumerate(self._refs[: self.total]) if refs > 0}
         assert self._refs[self.scratch] > 0, "the scratch block is not in use"
         assert len(free) == len(self._free), "a block is twice on the free list"
+        assert len(cached) == len(self._cached), "a block is cached twice"
         assert min(self._refs, default=0) >= 0, "negative reference count"
         assert len(free | cached | used) == self.total, "a block is in no state"
         assert len(free) + len(cached) + len(used) == self.total, "a block is in two states"
@@ -128,23 +134,23 @@ class BlockPool:
         assert named == self._block_of, "the hash index differs from the blocks' names"
         assert self._silent <= set(named.values()), "a block without a name is silent"
 
-    def _take(self, evicted: list[bytes]) -> int:
-        if self._free:
-            block = self._free.popleft()
-        else:
-            block, _ = self._cached.popitem(last=False)
-            self._forget(block, evicted)
-            self.evictions += 1
-        self._refs[block] = 1
-        return block
+    def _evict(self, count: int) -> list[int]:
+        blocks = self._cached.evict(count)
+        self._forget(blocks)
+        self.evictions += count
+        return blocks
 
-    def _forget(self, block: int, told: list[bytes]) -> None:
-        """told: gets the name, if the sink knows it."""
-        name = self._hash_of[block]
-        assert name is not None
-        del self._block_of[name]
-        self._hash_of[block] = None
-        if block in self._silent:
-            self._silent.remove(block)
-        else:
-            told.append(name)
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """Take their names from blocks."""
+        told = []
+        for block in blocks:
+            name = self._hash_of[block]
+            assert name is not None
+            del self._block_of[name]
+            self._hash_of[block] = None
+            if block in self._silent:
+                self._silent.remove(block)
+            else:
+                told.append(name)
+        if told and self._sink is not None:
+            self._sink.kv_removed(told)

@@ -119,7 +119,7 @@ class KvManager:
                 for i in range(seq.committed, full):
                     # where the window is shorter than a block, it may be gone before its last token is known
                     if own.ids[i] != self.pool.scratch:
-                        self.pool.commit(own.ids[i], group_hash(seq.hashes[i], g), silent=g > 0)
+                        self.pool.commit(own.ids[i], group_hash(seq.hashes[i], g), i, silent=g > 0)
         seq.committed = full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

@@ -89,8 +89,8 @@ def forget(kv: KvManager, name: bytes) -> None:
     """As if the block had been evicted."""
     block = kv.pool.find(name)
     assert block is not None
-    kv.pool._forget(block, [])
-    del kv.pool._cached[block]
+    kv.pool._forget([block])
+    kv.pool._cached.reuse([block])
     kv.pool._free.append(block)
 
 
