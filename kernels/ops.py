@@ -32,7 +32,7 @@ from .rotary.reference import rotary
 from .sampling import cpu as sampling_cpu
 from .sampling.reference import apply_penalties, filter_logits, gumbel_noise, sample_reference
 from .sampling.seeds import child_seed
-from .silu_mul import reference as silu_reference
+from .silu_mul import reference as gate_reference
 
 __all__ = [
     "Activation",
@@ -58,19 +58,19 @@ __all__ = [
     "gumbel_noise",
     "linear",
     "linear_add",
+    "norm_add_",
+    "norm_heads_",
     "norm_linear",
     "paged_attention",
     "penalise",
     "prepare_linear",
     "record",
-    "rms_norm",
     "rotary",
     "rotary_store",
     "rotary_store_sinks",
     "sample",
     "scatter_blocks",
     "set_cpu_threads",
-    "silu_mul",
     "store_kv",
     "token_logprobs",
 ]
@@ -96,44 +96,73 @@ def set_cpu_threads(threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
         kernels.set_threads(threads)
 
 
-def embed(tokens_T: Tensor, table_VD: Tensor) -> Tensor:
-    """Rows of the table, in fp32: the beginning of a residual stream [tokens, hidden]."""
+def embed(tokens_T: Tensor, table_VD: Tensor, scale: float = 1.0) -> Tensor:
+    """Rows of the table times scale, in fp32: the beginning of a residual stream [tokens, hidden]."""
     kernels = _native(table_VD, table_VD.shape[1])
     if kernels is None:
-        return table_VD[tokens_T].float()
+        rows_TD = table_VD[tokens_T].float()
+        return rows_TD if scale == 1 else rows_TD * scale
     out_TD = torch.empty((tokens_T.shape[0], table_VD.shape[1]), dtype=torch.float32)
-    kernels.df_embed(tokens_T.data_ptr(), table_VD.data_ptr(), out_TD.data_ptr(), *out_TD.shape)
+    places = tokens_T.data_ptr(), table_VD.data_ptr(), out_TD.data_ptr()
+    kernels.df_embed(*places, *out_TD.shape, scale)
     return out_TD
 
 
-def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
-    """Norm of the last dimension, in w's dtype, whatever the leading ones (per-head norms pass [T, H, D])."""
-    if x_TD.is_cuda:
-        from .rms_norm.kernel import rms_norm_triton
+def add_rms_norm_(
+    x_TD: Tensor | None, residual_TD: Tensor, w_D: Tensor, eps: float, offset: float = 0.0
+) -> Tensor:
+    """residual (fp32) += x, in place; returns norm(residual)·(w + offset) [tokens, hidden] in w's dtype.
 
-        return rms_norm_triton(x_TD, w_D, eps)
-    return rms_reference.rms_norm(x_TD, w_D, eps).to(w_D.dtype)
-
-
-def add_rms_norm_(x_TD: Tensor | None, residual_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
-    """residual (fp32) += x, in place; returns norm(residual)·w [tokens, hidden] in w's dtype.
-
-    x_TD: what `linear_add` returned; None where nothing is left to add.
+    x_TD: what `linear_add` returned; None where nothing is left to add. offset: 1 where weights are kept as
+    differences from one, which their dtype holds more exactly.
     """
     kernels = _native(w_D, residual_TD.shape[1])
     if kernels is not None:
         out_TD = torch.empty_like(residual_TD, dtype=w_D.dtype)
         x = None if x_TD is None else x_TD.data_ptr()
         places = (residual_TD.data_ptr(), w_D.data_ptr(), out_TD.data_ptr())
-        kernels.df_add_rms_norm(x, *places, *residual_TD.shape, eps)
+        kernels.df_add_rms_norm(x, *places, *residual_TD.shape, eps, offset)
         return out_TD
-    if x_TD is None:
-        return rms_norm(residual_TD, w_D, eps)
-    if x_TD.is_cuda:
-        from .rms_norm.kernel import add_rms_norm_triton_
+    if residual_TD.is_cuda:
+        from .rms_norm.kernel import add_rms_norm_triton_, rms_norm_triton
 
-        return add_rms_norm_triton_(x_TD, residual_TD, w_D, eps)
-    return rms_reference.add_rms_norm_(x_TD, residual_TD, w_D, eps)
+        if x_TD is None:
+            return rms_norm_triton(residual_TD, w_D, eps, offset)
+        return add_rms_norm_triton_(x_TD, residual_TD, w_D, eps, offset)
+    if x_TD is not None:
+        residual_TD += x_TD
+    return rms_reference.rms_norm(residual_TD, w_D, eps, offset).to(w_D.dtype)
+
+
+def norm_add_(x_TD: Tensor, residual_TD: Tensor, w_D: Tensor, eps: float, offset: float = 0.0) -> None:
+    """residual (fp32) += norm(x)·(w + offset), in place: norms that stand behind a projection."""
+    if x_TD.is_cuda:
+        from .rms_norm.kernel import norm_add_triton_
+
+        return norm_add_triton_(x_TD, residual_TD, w_D, eps, offset)
+    kernels = _native(x_TD, w_D.shape[0])
+    if kernels is None:
+        return rms_reference.norm_add_(x_TD, residual_TD, w_D, eps, offset)
+    pointers = x_TD.data_ptr(), residual_TD.data_ptr(), w_D.data_ptr()
+    kernels.df_norm_add(*pointers, *x_TD.shape, eps, offset)
+    return None
+
+
+def norm_heads_(x_THD: Tensor, w_HD: Tensor, eps: float, offset: float = 0.0) -> None:
+    """The first heads of x [tokens, heads, head_dim] become their norms·(w + offset), in place.
+
+    w_HD [normed heads, head_dim]: a row for each of them.
+    """
+    if x_THD.is_cuda:
+        from .rms_norm.kernel import norm_heads_triton_
+
+        return norm_heads_triton_(x_THD, w_HD, eps, offset)
+    kernels = _native(x_THD, w_HD.shape[1])
+    if kernels is None:
+        return rms_reference.norm_heads_(x_THD, w_HD, eps, offset)
+    T, heads, D = x_THD.shape
+    kernels.df_norm_heads(x_THD.data_ptr(), w_HD.data_ptr(), T, heads, w_HD.shape[0], D, eps, offset)
+    return None
 
 
 def linear(x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -165,10 +194,11 @@ def norm_linear(
     eps: float,
     prepared: Prepared,
     activation: Activation | None = None,
+    offset: float = 0.0,
 ) -> Tensor:
     """residual (fp32) += x, in place; returns norm(residual)·Wᵀ, or act(gate)·up of it, in norm_K's dtype.
 
-    x_TK: as for `add_rms_norm_`. With an activation W holds the gate's rows, then those of up.
+    x_TK, offset: as for `add_rms_norm_`. With an activation W holds the gate's rows, then those of up.
     """
     if residual_TK.is_cuda and not _cublas(residual_TK.shape[0], prepared):
         from .norm_linear.kernel import norm_linear_triton
@@ -176,8 +206,8 @@ def norm_linear(
         if x_TK is not None:
             residual_TK += x_TK
         weights = (prepared.weight, prepared.scale, prepared.bias)
-        return norm_linear_triton(residual_TK, norm_K, eps, *weights, activation)
-    y_TN = linear(add_rms_norm_(x_TK, residual_TK, norm_K, eps), prepared)
+        return norm_linear_triton(residual_TK, norm_K, eps, *weights, activation, offset=offset)
+    y_TN = linear(add_rms_norm_(x_TK, residual_TK, norm_K, eps, offset), prepared)
     return y_TN if activation is None else gate_mul(y_TN, activation)
 
 
@@ -241,20 +271,15 @@ def gate_mul(gate_up_TI: Tensor, activation: Activation) -> Tensor:
         from .silu_mul.kernel import gate_mul_triton
 
         return gate_mul_triton(gate_up_TI, activation)
-    if activation == "gelu_tanh":
-        return silu_reference.gelu_tanh_mul(gate_up_TI)
     T, width = gate_up_TI.shape
     kernels = _native(gate_up_TI, width // 2)
     if kernels is None:
-        return silu_reference.silu_mul(gate_up_TI)
+        gelu = activation == "gelu_tanh"
+        return (gate_reference.gelu_tanh_mul if gelu else gate_reference.silu_mul)(gate_up_TI)
     out_TI = gate_up_TI.new_empty(T, width // 2)
-    kernels.df_silu_mul(gate_up_TI.data_ptr(), out_TI.data_ptr(), T, width // 2)
+    run = kernels.df_gelu_tanh_mul if activation == "gelu_tanh" else kernels.df_silu_mul
+    run(gate_up_TI.data_ptr(), out_TI.data_ptr(), T, width // 2)
     return out_TI
-
-
-def silu_mul(gate_up_TI: Tensor) -> Tensor:
-    """silu(gate)·up: [tokens, 2·intermediate] → [tokens, intermediate]."""
-    return gate_mul(gate_up_TI, "silu")
 
 
 def copy_blocks(slabs: Tensor, sources: Tensor, targets: Tensor) -> None:

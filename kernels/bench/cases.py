@@ -93,7 +93,7 @@ def _row_cases(model: Model, device: torch.device) -> Iterator[Case]:
 
     def gate() -> Work:
         x_TI = torch.randn((T, 2 * inner), device=device).to(BF16)
-        return Work(lambda: ops.silu_mul(x_TI), lambda: gate_reference.silu_mul(x_TI))
+        return Work(lambda: ops.gate_mul(x_TI, "silu"), lambda: gate_reference.silu_mul(x_TI))
 
     # the copy of the residual that keeps repetitions alike is counted
     yield Case("rms_norm", f"add, {T} rows", T * D * (2 + 4 + 4 + 4 + 4 + 2), 0, norm)

@@ -49,12 +49,15 @@ _SIGNATURES: dict[str, list[Any]] = {
     "df_pack_linear_int8": [_POINTER, _INT64, _INT64, _POINTER],
     "df_linear": [_POINTER] * 5 + [_INT64] * 3 + [_INT],
     "df_paged_attention": [_POINTER] * 6 + [_INT64] * 7 + [_FLOAT],
-    "df_embed": [_POINTER] * 3 + [_INT64] * 2,
-    "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT],
+    "df_embed": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT],
+    "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT] * 2,
+    "df_norm_add": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT] * 2,
+    "df_norm_heads": [_POINTER] * 2 + [_INT64] * 4 + [_FLOAT] * 2,
     "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
     "df_argmax": [_POINTER, _INT64, _INT64, _POINTER],
     "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],
     "df_silu_mul": [_POINTER] * 2 + [_INT64] * 2,
+    "df_gelu_tanh_mul": [_POINTER] * 2 + [_INT64] * 2,
 }
 
 

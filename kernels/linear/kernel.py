@@ -1,8 +1,9 @@
 """Linear layers in Triton: one kernel for every number of rows, with what surrounds a projection folded in.
 
 Formula: y = x·Wᵀ·s (+ b), where s scales the rows of int8 weights. Around it, each optional:
-  norm      x is the fp32 residual stream h: y = (h∘w)·Wᵀ / sqrt(mean(h²) + eps) (Zhang & Sennrich 2019); the
-            division comes after the product, so that weights stream while the squares are summed
+  norm      x is the fp32 residual stream h: y = (h∘n)·Wᵀ / sqrt(mean(h²) + eps) (Zhang & Sennrich 2019), n being
+            the norm's weights + offset; the division comes after the product, so that weights stream while the
+            squares are summed
   row scale that division, where another kernel summed the squares
   gate      y = act(x·Gᵀ)∘(x·Uᵀ) with W = [G; U] (Shazeer 2020)
   add       out (fp32) += y, in place
@@ -72,6 +73,7 @@ def _products(
     N,
     K,
     x_stride,
+    offset,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     EVEN_N: tl.constexpr,
@@ -99,7 +101,7 @@ def _products(
         if NORM:
             squares = tl.fma(x, x, squares)
             weight = tl.load(norm_ptr + columns) if EVEN_K else tl.load(norm_ptr + columns, columns < K, 0.0)
-            x = (x * weight.to(tl.float32)[None, :]).to(weight.dtype)
+            x = (x * (weight.to(tl.float32) + offset)[None, :]).to(weight.dtype)
         w_ptrs = w_ptr + rows_n[:, None] * K + columns[None, :]
         if EVEN_N and EVEN_K:
             w = tl.load(w_ptrs, eviction_policy=policy)
@@ -145,6 +147,7 @@ def _linear_kernel(
     x_stride,
     split,
     eps,
+    offset,
     SPLITS: tl.constexpr,
     PARALLEL: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -172,7 +175,7 @@ def _linear_kernel(
         begin = part * split
         acc, acc_up, square = _products(
             x_ptr, w_ptr, norm_ptr, rows_t, rows_n, begin, tl.minimum(begin + split, K), T, N, K, x_stride,
-            NORM, GATED, EVEN_N, EVEN_K, STREAM, FAST_WIDEN, BLOCK_N, BLOCK_T, BLOCK_K, LOG2_K,
+            offset, NORM, GATED, EVEN_N, EVEN_K, STREAM, FAST_WIDEN, BLOCK_N, BLOCK_T, BLOCK_K, LOG2_K,
         )  # fmt: skip
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         TILE: tl.constexpr = BLOCK_N * BLOCK_T
@@ -203,7 +206,8 @@ def _linear_kernel(
         for i in range(SPLITS):
             acc, acc_up, square = _products(
                 x_ptr, w_ptr, norm_ptr, rows_t, rows_n, i * split, tl.minimum((i + 1) * split, K), T, N, K,
-                x_stride, NORM, GATED, EVEN_N, EVEN_K, STREAM, FAST_WIDEN, BLOCK_N, BLOCK_T, BLOCK_K, LOG2_K,
+                x_stride, offset, NORM, GATED, EVEN_N, EVEN_K, STREAM, FAST_WIDEN, BLOCK_N, BLOCK_T, BLOCK_K,
+                LOG2_K,
             )  # fmt: skip
             total += acc
             total_up += acc_up
@@ -260,6 +264,7 @@ def project(
     norm_K: Tensor | None = None,
     factor_T: Tensor | None = None,
     eps: float = 0.0,
+    offset: float = 0.0,
 ) -> None:
     """The kernel with all that can be folded into it, see above; writes out_TN, which is contiguous."""
     (T, K), N = x_TK.shape, out_TN.shape[1]
@@ -279,7 +284,7 @@ def project(
         _linear_kernel,
         (*tiles, splits if parallel else 1),
         *(x_TK, w_NK, scale_N, bias_N, norm_K, factor_T, out_TN, partial, counters),
-        *(T, N, K, x_TK.stride(0), split, eps),
+        *(T, N, K, x_TK.stride(0), split, eps, offset),
         SPLITS=splits,
         PARALLEL=parallel,
         ACTIVATION=activation,

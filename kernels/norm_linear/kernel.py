@@ -1,8 +1,8 @@
 """Norm, projection and gate in Triton. Formula, shapes: `reference.py`; tolerance: `../linear/kernel.py`.
 
 Few rows: one kernel reads the residual stream and the weights, nothing between them touches memory. More
-rows: one kernel rounds h∘w and sums the squares, the linear kernel divides. Both add in the same order and
-give a row the same bits. float16 would lose the small products h∘w, which come before the division: there the
+rows: one kernel rounds h∘n and sums the squares, the linear kernel divides. Both add in the same order and
+give a row the same bits. float16 would lose the small products h∘n, which come before the division: there the
 norm is a kernel of its own, for every number of rows.
 """
 
@@ -30,6 +30,7 @@ def _norm_rows_kernel(
     K,
     split,
     eps,
+    offset,
     SPLITS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LOG2_K: tl.constexpr,
@@ -43,7 +44,7 @@ def _norm_rows_kernel(
             h = tl.load(h_ptr + row * K + columns, mask=columns < K, other=0.0)
             weight = tl.load(norm_ptr + columns, mask=columns < K, other=0.0)
             acc = tl.fma(h, h, acc)
-            z = (h * weight.to(tl.float32)).to(weight.dtype)
+            z = (h * (weight.to(tl.float32) + offset)).to(weight.dtype)
             tl.store(z_ptr + row * K + columns, z, mask=columns < K)
         squares += tree_sum(acc, 1, LOG2_K)
     tl.store(factor_ptr + row + tl.arange(0, 1), norm_factor(squares, K, eps))
@@ -58,24 +59,28 @@ def norm_linear_triton(
     bias_N: Tensor | None = None,
     activation: str | None = None,
     *,
+    offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As the reference, in `out_dtype` if given; h_TK is contiguous."""
     T, N = h_TK.shape[0], w_NK.shape[0] // (2 if activation else 1)
     out_TN = torch.empty((T, N), dtype=out_dtype or norm_K.dtype, device=h_TK.device)
     if norm_K.dtype == torch.float16:
-        x_TK = rms_norm_triton(h_TK, norm_K, eps)
+        x_TK = rms_norm_triton(h_TK, norm_K, eps, offset)
         project(x_TK, w_NK, scale_N, bias_N, out_TN, activation=activation)
     elif row_class(T) == "few":
-        project(h_TK, w_NK, scale_N, bias_N, out_TN, activation=activation, norm_K=norm_K, eps=eps)
+        weights = (w_NK, scale_N, bias_N)
+        project(h_TK, *weights, out_TN, activation=activation, norm_K=norm_K, eps=eps, offset=offset)
     else:
-        z_TK, factor_T = _norm_rows(h_TK, norm_K, eps, N, gated=activation is not None)
+        z_TK, factor_T = _norm_rows(h_TK, norm_K, eps, offset, N, gated=activation is not None)
         project(z_TK, w_NK, scale_N, bias_N, out_TN, activation=activation, factor_T=factor_T)
     return out_TN
 
 
-def _norm_rows(h_TK: Tensor, norm_K: Tensor, eps: float, N: int, *, gated: bool) -> tuple[Tensor, Tensor]:
-    """(h∘w rounded, 1/sqrt(mean(h²) + eps)), squares summed as the fused kernel for these weights does."""
+def _norm_rows(
+    h_TK: Tensor, norm_K: Tensor, eps: float, offset: float, N: int, *, gated: bool
+) -> tuple[Tensor, Tensor]:
+    """(h∘n rounded, 1/sqrt(mean(h²) + eps)), squares summed as the fused kernel for these weights does."""
     T, K = h_TK.shape
     chip = chip_of(h_TK.device)
     block = params("linear_gated" if gated else "linear", "few", chip).blocks["BLOCK_K"]
@@ -85,7 +90,7 @@ def _norm_rows(h_TK: Tensor, norm_K: Tensor, eps: float, N: int, *, gated: bool)
     launch(
         _norm_rows_kernel,
         (T,),
-        *(h_TK, norm_K, z_TK, factor_T, K, split, eps),
+        *(h_TK, norm_K, z_TK, factor_T, K, split, eps, offset),
         SPLITS=-(-K // split),
         BLOCK_K=block,
         LOG2_K=block.bit_length() - 1,

@@ -1,6 +1,6 @@
-"""Root-mean-square norm, projection and gate as one: y = act(n·Gᵀ)∘(n·Uᵀ), or n·Wᵀ (+ b), with n = norm(h)∘w.
+"""Root-mean-square norm, projection and gate as one: y = act(n·Gᵀ)∘(n·Uᵀ), or n·Wᵀ (+ b).
 
-Shapes: h_TK [tokens, in] fp32 (the residual stream), norm_K [in], w_NK [out, in], or [2·out, in] with an
+n = norm(h)∘(w + offset), see `../rms_norm/reference.py`. Shapes: h_TK [tokens, in] fp32 (the residual stream), norm_K [in], w_NK [out, in], or [2·out, in] with an
 activation: the gate's rows, then those of up. All in fp32, rounded once, to norm_K's dtype.
 """
 
@@ -20,10 +20,11 @@ def norm_linear(
     scale_N: Tensor | None = None,
     bias_N: Tensor | None = None,
     activation: str | None = None,
+    offset: float = 0.0,
 ) -> Tensor:
     """activation: None, silu or gelu_tanh; scale_N: fp32, of int8 weights' rows."""
     w = w_NK.float() if scale_N is None else w_NK.float() * scale_N[:, None]
-    y = rms_norm(h_TK.float(), norm_K.float(), eps) @ w.T
+    y = rms_norm(h_TK.float(), norm_K.float(), eps, offset) @ w.T
     if bias_N is not None:
         y = y + bias_N.float()
     if activation is not None:

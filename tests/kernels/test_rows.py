@@ -10,7 +10,7 @@ from decodefleet.kernels import ops
 from decodefleet.kernels.kv_cache.reference import store_kv
 from decodefleet.kernels.rms_norm import reference as rms_reference
 from decodefleet.kernels.rotary.reference import rotary, rotary_store
-from decodefleet.kernels.silu_mul import reference as silu_reference
+from decodefleet.kernels.silu_mul import reference as gate_reference
 
 ROWS = [1, 2, 17, 63]
 
@@ -29,15 +29,66 @@ def test_add_rms_norm(threads: int, T: int, D: int) -> None:
     assert torch.equal(ops.add_rms_norm_(x[:1].contiguous(), first, w, 1e-5)[0], found[0])
 
 
+@pytest.mark.parametrize("D", [640, 33])
+@pytest.mark.parametrize("T", ROWS)
+def test_norm_of_the_residual_stream_alone(threads: int, T: int, D: int) -> None:
+    torch.manual_seed(0)
+    residual, w = torch.randn(T, D) * 30, torch.randn(D).bfloat16()
+    before = residual.clone()
+    found = ops.add_rms_norm_(None, residual, w, 1e-6, 1.0)
+    assert torch.equal(residual, before)
+    assert found.dtype == torch.bfloat16
+    assert error_ratio(found, rms_reference.rms_norm(residual, w, 1e-6, 1.0)) < 0.004
+    assert torch.equal(ops.add_rms_norm_(None, residual[-1:], w, 1e-6, 1.0)[0], found[-1])
+
+
+def test_offset_is_added_before_anything_is_rounded(threads: int) -> None:
+    """1 + 2⁻¹⁰ is no bf16 number."""
+    residual, w = torch.ones(1, 512), torch.full((512,), 2.0**-10).bfloat16()
+    x = torch.full((1, 512), 512.0).bfloat16()
+    ops.norm_add_(x, residual, w, 1e-6, 1.0)
+    assert residual == pytest.approx(2 + 2.0**-10, abs=1e-6)
+
+
+@pytest.mark.parametrize("D", [640, 33])
+@pytest.mark.parametrize("T", ROWS)
+def test_norm_add(threads: int, T: int, D: int) -> None:
+    torch.manual_seed(0)
+    x, residual, w = (torch.randn(T, D) * 9).bfloat16(), torch.randn(T, D), torch.randn(D).bfloat16()
+    expected, last = residual.clone(), residual[-1:].clone()
+    rms_reference.norm_add_(x, expected, w, 1e-6, 1.0)
+    ops.norm_add_(x, residual, w, 1e-6, 1.0)
+    torch.testing.assert_close(residual, expected, atol=1e-5, rtol=1e-5)
+    ops.norm_add_(x[-1:].contiguous(), last, w, 1e-6, 1.0)
+    assert torch.equal(last[0], residual[-1])
+
+
+@pytest.mark.parametrize("D", [256, 80, 20])
+@pytest.mark.parametrize("T", ROWS)
+def test_norm_heads(threads: int, T: int, D: int) -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(T, 6, D) * 9).bfloat16(), torch.randn(5, D).bfloat16()
+    expected, found = x.clone(), x.clone()
+    rms_reference.norm_heads_(expected, w, 1e-6, 1.0)
+    ops.norm_heads_(found, w, 1e-6, 1.0)
+    assert error_ratio(found[:, :5], expected[:, :5]) < 0.004
+    assert torch.equal(found[:, 5], x[:, 5])
+    alone = x[-1:].clone()
+    ops.norm_heads_(alone, w, 1e-6, 1.0)
+    assert torch.equal(alone[0], found[-1])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [16, 1536, 96, 20])
 @pytest.mark.parametrize("T", ROWS)
-def test_silu_mul(threads: int, T: int, width: int) -> None:
+def test_gate_mul(threads: int, T: int, width: int, activation: ops.Activation) -> None:
     torch.manual_seed(0)
     gate_up = (torch.randn(T, 2 * width) * 4).bfloat16()
     gate_up[0, :2] = torch.tensor([-200.0, 200.0])
-    found = ops.silu_mul(gate_up)
-    assert error_ratio(found, silu_reference.silu_mul(gate_up)) < 0.004
-    assert torch.equal(ops.silu_mul(gate_up[-1:].contiguous())[0], found[-1])
+    reference = {"silu": gate_reference.silu_mul, "gelu_tanh": gate_reference.gelu_tanh_mul}[activation]
+    found = ops.gate_mul(gate_up, activation)
+    assert error_ratio(found, reference(gate_up)) < 0.004
+    assert torch.equal(ops.gate_mul(gate_up[-1:].contiguous(), activation)[0], found[-1])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "D", "R"), [(9, 3, 64, 64), (4, 1, 80, 80), (2, 2, 64, 32)])

@@ -59,11 +59,13 @@ def test_norm_linear(
     torch.manual_seed(0)
     w_NK, scale_N = weights(2 * N if activation else N, K, dtype, device, int8=int8)
     norm_K = (torch.rand(K, device=device) + 0.5).to(dtype)
-    for T in (1, 17):
+    # few rows and more take different ways
+    for T, offset in ((1, 1.0), (17, 0.0), (17, 1.0)):
         h_TK = torch.randn(T, K, device=device) * 3
-        expected = reference.norm_linear(h_TK, norm_K, 1e-5, w_NK, scale_N, None, activation)
+        norm = (h_TK, norm_K, 1e-5, w_NK, scale_N, None, activation)
+        expected = reference.norm_linear(*norm, offset)
         with poisoned_memory():
-            found = norm_linear_triton(h_TK, norm_K, 1e-5, w_NK, scale_N, None, activation)
+            found = norm_linear_triton(*norm, offset=offset)
         assert found.dtype == dtype
         # two roundings, of inputs and of the result, and the product of two results behind a gate
         assert error_ratio(found, expected) < TOLERANCE[dtype] * 2

@@ -15,7 +15,12 @@ from decodefleet.kernels.kv_cache.kernel import (
 from decodefleet.kernels.kv_cache.layout import KvCache, KvLayout
 from decodefleet.kernels.kv_cache.reference import quantise, store_kv
 from decodefleet.kernels.rms_norm import reference as rms_reference
-from decodefleet.kernels.rms_norm.kernel import add_rms_norm_triton_, rms_norm_triton
+from decodefleet.kernels.rms_norm.kernel import (
+    add_rms_norm_triton_,
+    norm_add_triton_,
+    norm_heads_triton_,
+    rms_norm_triton,
+)
 from decodefleet.kernels.rotary.kernel import rotary_store_triton
 from decodefleet.kernels.rotary.reference import rotary
 from decodefleet.kernels.silu_mul import reference as gate_reference
@@ -36,6 +41,33 @@ def test_norms(device: torch.device, half: torch.dtype, T: int, D: int) -> None:
     assert torch.equal(residual, expected_residual)
     assert error_ratio(found, expected) < 0.001
     assert error_ratio(plain, rms_reference.rms_norm(x.view(T, 1, D), w, 1e-5)) < 0.001
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("D", [1, 33, 640])
+@pytest.mark.parametrize("T", [1, 17])
+def test_norms_behind_a_projection(
+    device: torch.device, half: torch.dtype, T: int, D: int, offset: float
+) -> None:
+    torch.manual_seed(0)
+    x, residual = (torch.randn(T, D, device=device) * 9).to(half), torch.randn(T, D, device=device)
+    w = torch.randn(D, device=device).to(half)
+    expected = residual.clone()
+    rms_reference.norm_add_(x, expected, w, 1e-6, offset)
+    norm_add_triton_(x, residual, w, 1e-6, offset)
+    torch.testing.assert_close(residual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("D", "heads"), [(256, 5), (80, 3)])
+def test_norms_of_heads(device: torch.device, half: torch.dtype, D: int, heads: int) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(17, heads + 1, D, device=device) * 9).to(half)
+    w = torch.randn(heads, D, device=device).to(half)
+    expected, found = x.clone(), x.clone()
+    rms_reference.norm_heads_(expected, w, 1e-6, 1.0)
+    norm_heads_triton_(found, w, 1e-6, 1.0)
+    assert error_ratio(found[:, :heads], expected[:, :heads]) < 0.001
+    assert torch.equal(found[:, heads], x[:, heads])
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
