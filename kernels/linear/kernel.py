@@ -1,9 +1,9 @@
 """Linear layers in Triton: one kernel for every number of rows, with what surrounds a projection folded in.
 
 Formula: y = x·Wᵀ·s (+ b), where s scales the rows of int8 weights. Around it, each optional:
-  norm      x is the fp32 residual stream h: y = (h∘n)·Wᵀ / sqrt(mean(h²) + eps) (Zhang & Sennrich 2019), n being
-            the norm's weights + offset; the division comes after the product, so that weights stream while the
-            squares are summed
+  norm      x is the fp32 residual stream h: y = (h∘n)·Wᵀ / sqrt(mean(h²) + eps) (Zhang & Sennrich 2019), n
+            being the norm's weights + offset; the division comes after the product, so that weights stream
+            while the squares are summed
   row scale that division, where another kernel summed the squares
   gate      y = act(x·Gᵀ)∘(x·Uᵀ) with W = [G; U] (Shazeer 2020)
   add       out (fp32) += y, in place

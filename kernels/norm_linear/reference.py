@@ -1,7 +1,8 @@
 """Root-mean-square norm, projection and gate as one: y = act(n·Gᵀ)∘(n·Uᵀ), or n·Wᵀ (+ b).
 
-n = norm(h)∘(w + offset), see `../rms_norm/reference.py`. Shapes: h_TK [tokens, in] fp32 (the residual stream), norm_K [in], w_NK [out, in], or [2·out, in] with an
-activation: the gate's rows, then those of up. All in fp32, rounded once, to norm_K's dtype.
+n = norm(h)∘(w + offset), see `../rms_norm/reference.py`. Shapes: h_TK [tokens, in] fp32 (the residual
+stream), norm_K [in], w_NK [out, in], or [2·out, in] with an activation: the gate's rows, then those of up.
+All in fp32, rounded once, to norm_K's dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Root-mean-square norm (Zhang & Sennrich 2019): y = x / sqrt(mean(x²) + eps) · (w + offset).
 
-With or without the residual stream, before a projection or behind it. offset: 1 where a checkpoint keeps its
-weights as differences from one (Gemma), else 0; the sum is never rounded to w's dtype, which could not hold it.
+With or without the residual stream, before a projection or behind it. offset: 1 where checkpoints keep
+weights as differences from one (Gemma), else 0; the sum is not rounded to w's dtype, which could not hold it.
 Shapes: x_TD [tokens, hidden], w_D [hidden]. Computed in fp32, rounded once to x's dtype.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_llama
+from tiny_gemma3 import write_tiny_gemma3
 
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.text.tokenizer import Tokenizer
@@ -112,6 +113,11 @@ def test_windows(
     check_all_ways(
         folder, tiny_jobs(options), blocks=blocks, tight=tight, **runner, max_num_batched_tokens=16
     )
+
+
+@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_tiny_model_with_windows(tmp_path: Path, options: dict[str, Any]) -> None:
+    check_all_ways(write_tiny_gemma3(tmp_path), tiny_jobs(options), blocks=96, tight=10)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ engine can run.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ModelError
+from .rope import Rope, ropes
 from .safetensors_file import Header, TensorEntry, check_safetensors
 from .windows import layer_windows
 
@@ -36,6 +37,17 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SAMPLE_BYTES = 64 * 1024
 SAMPLES_PER_FILE = 16
+# what transformers knows of a family, and therefore may leave out when it writes config.json
+_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256,
+    },
+}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -43,11 +55,11 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 class ModelInfo:
     """config.json in the terms of this project.
 
-    rope_scaling: None for plain rotary embeddings, else the parameters with their `rope_type`.
+    rope, window_rope: of layers that see everything, and of those with a window.
     dtype: of the checkpoint as the config has it ("bfloat16", …); None where it does not say.
     eos_token_ids: of generation_config.json and config.json together, in this order.
     layer_windows: of each layer, how many tokens back it sees (`windows.layer_windows`).
-    raw: config.json as it is; not to be changed.
+    raw: config.json, and what its family leaves out; not to be changed.
     """
 
     architecture: str
@@ -60,8 +72,8 @@ class ModelInfo:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
+    rope: Rope
+    window_rope: Rope
     tie_word_embeddings: bool
     dtype: str | None
     bos_token_id: int | None
@@ -74,6 +86,7 @@ def read_config(folder: Path) -> ModelInfo:
     """Read config.json and generation_config.json. Raises ModelError on what is missing or malformed."""
     path = folder / CONFIG
     raw = _read_json(path)
+    raw = {**_FAMILIES.get(str(raw.get("model_type")), {}), **raw}
     generation = _read_json(folder / GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
     number = partial(_number, path, raw)
     architectures = raw.get("architectures")
@@ -81,9 +94,14 @@ def read_config(folder: Path) -> ModelInfo:
         raise ModelError(
             f"{path} names no architecture.", "Add its `architectures` as transformers writes it."
         )
+    if "vision_config" in raw or "text_config" in raw:
+        raise ModelError(
+            f"{path} describes a model of several media ({architectures[0]}); only text models are served.",
+            "Serve a text-only checkpoint of the family (Gemma 3: 270M or 1B, or the GGUF of a larger one).",
+        )
     hidden_size, heads = number("hidden_size"), number("num_attention_heads")
     layers = number("num_hidden_layers")
-    rope_theta, rope_scaling = _rope(path, raw)
+    rope, window_rope = _ropes(path, raw)
     bos = _token_ids(generation, "bos_token_id") or _token_ids(raw, "bos_token_id")
     eos = (*_token_ids(generation, "eos_token_id"), *_token_ids(raw, "eos_token_id"))
     return ModelInfo(
@@ -97,8 +115,8 @@ def read_config(folder: Path) -> ModelInfo:
         vocab_size=number("vocab_size"),
         max_position_embeddings=number("max_position_embeddings"),
         rms_norm_eps=_real(path, raw, "rms_norm_eps", 1e-6),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
+        rope=rope,
+        window_rope=window_rope,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=raw.get("dtype") or raw.get("torch_dtype"),
         bos_token_id=bos[0] if bos else None,
@@ -231,19 +249,11 @@ def _real(path: Path, raw: dict[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _rope(path: Path, raw: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """Base and scaling: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    if any(isinstance(value, dict) for value in parameters.values()):
-        raise ModelError(
-            f"{path} has rotary parameters per layer type, which are not supported yet.",
-            "Serve a model with one set of them for all layers.",
-        )
-    theta = _real(path, {**raw, **parameters}, "rope_theta", 10_000.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    return theta, {**parameters, "rope_type": kind}
+def _ropes(path: Path, raw: dict[str, Any]) -> tuple[Rope, Rope]:
+    try:
+        return ropes(raw)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}.", "Correct it.") from error
 
 
 def _layer_windows(path: Path, raw: dict[str, Any], layers: int) -> tuple[int | None, ...]:

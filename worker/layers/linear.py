@@ -48,7 +48,8 @@ class Linear:
         activation: ops.Activation | None = None,
     ) -> Tensor:
         """residual += x, in place; the projection of its norm, or act(gate)·up of that."""
-        return ops.norm_linear(x_TK, residual_TK, norm.weight_D, norm.eps, self._prepared, activation)
+        weights = norm.weight_D, norm.eps, self._prepared
+        return ops.norm_linear(x_TK, residual_TK, *weights, activation, norm.offset)
 
     def add_to(self, x_TK: Tensor, residual_TN: Tensor) -> Tensor | None:
         """Adds the projection to the residual stream, in place; what it returns is still to be added."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
+from ..assets.rope import Rope
 
 
 class Angles(NamedTuple):
@@ -19,20 +20,19 @@ class Angles(NamedTuple):
     rows_T: Tensor
 
 
-def rope_table(info: ModelInfo, positions: int, device: torch.device) -> Tensor:
+def rope_table(rope: Rope, head_dim: int, positions: int, device: torch.device) -> Tensor:
     """fp32 [positions, head_dim]: cosines, then sines, of position · inverse frequency."""
-    inverse = _inverse_frequencies(info)
+    inverse = _inverse_frequencies(rope, head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
 
 
-def _inverse_frequencies(info: ModelInfo) -> Tensor:
-    exponents = torch.arange(0, info.head_dim, 2, dtype=torch.float32) / info.head_dim
-    inverse = torch.pow(info.rope_theta, exponents).reciprocal()
-    scaling = info.rope_scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
+def _inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    inverse = torch.pow(rope.theta, exponents).reciprocal()
+    if rope.scaling is None:
         return inverse
+    scaling, kind = rope.scaling, rope.scaling["rope_type"]
     if kind == "linear":
         return inverse / float(scaling["factor"])
     if kind == "llama3":
@@ -43,7 +43,7 @@ def _inverse_frequencies(info: ModelInfo) -> Tensor:
     )
 
 
-def _llama3(inverse: Tensor, scaling: dict[str, Any]) -> Tensor:
+def _llama3(inverse: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     factor, trained = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])

@@ -6,23 +6,20 @@ Shape suffixes: T tokens, D hidden, H heads, R rows whose logits are wanted, V v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from decodefleet.kernels import ops
-from decodefleet.kernels.ops import AttentionMetadata, AttentionOptions, KvCache
+from decodefleet.kernels.ops import AttentionOptions, KvCache
 
 from ..assets.checkpoint import ModelInfo
 from ..kv.groups import KvGroups
 from ..layers.linear import Linear, LinearOptions
 from ..layers.norm import RmsNorm
 from ..layers.rotary import Angles, rope_table
+from .model import Metas
+from .projections import down_projection, gate_up_projection, out_projection, qkv_projection
 from .weights import Weights
-
-Metas = Sequence[AttentionMetadata]
-
 
 class LlamaAttention:
     def __init__(
@@ -34,22 +31,8 @@ class LlamaAttention:
         norm = weights.take(f"model.layers.{layer}.input_layernorm.weight", info.hidden_size)
         self.norm = RmsNorm(norm, info.rms_norm_eps)
         prefix = f"model.layers.{layer}.self_attn"
-        widths = {"q": info.heads * info.head_dim, "k": info.kv_heads * info.head_dim}
-        widths["v"] = widths["k"]
-        projections = [
-            weights.take(f"{prefix}.{name}_proj.weight", width, info.hidden_size)
-            for name, width in widths.items()
-        ]
-        biases = [
-            weights.take(f"{prefix}.{name}_proj.bias", width)
-            for name, width in widths.items()
-            if weights.has(f"{prefix}.{name}_proj.bias")
-        ]
-        self.qkv = Linear(projections, biases, linear)
-        out = weights.take(f"{prefix}.o_proj.weight", info.hidden_size, widths["q"])
-        out_bias = f"{prefix}.o_proj.bias"
-        out_biases = [weights.take(out_bias, info.hidden_size)] if weights.has(out_bias) else []
-        self.out = Linear([out], out_biases, linear)
+        self.qkv = qkv_projection(info, prefix, weights, linear)
+        self.out = out_projection(info, prefix, weights, linear)
 
     def __call__(
         self,
@@ -72,11 +55,8 @@ class LlamaMlp:
         norm = weights.take(f"model.layers.{layer}.post_attention_layernorm.weight", info.hidden_size)
         self.norm = RmsNorm(norm, info.rms_norm_eps)
         prefix = f"model.layers.{layer}.mlp"
-        inner, hidden = info.intermediate_size, info.hidden_size
-        gate_up = [weights.take(f"{prefix}.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        self.gate_up = Linear(gate_up, [], linear)
-        down = weights.take(f"{prefix}.down_proj.weight", hidden, inner)
-        self.down = Linear([down], [], linear)
+        self.gate_up = gate_up_projection(info, prefix, weights, linear)
+        self.down = down_projection(info, prefix, weights, linear)
 
     def __call__(self, x_TD: Tensor | None, residual_TD: Tensor) -> Tensor | None:
         return self.down.add_to(self.gate_up.of_norm(x_TD, residual_TD, self.norm, "silu"), residual_TD)
@@ -122,7 +102,7 @@ class LlamaModel:
             self.embedding_VD if tied else weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
         )
         self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
-        self.rope_PR = rope_table(info, max_positions, device)
+        self.rope_PR = rope_table(info.rope, info.head_dim, max_positions, device)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from ..assets.checkpoint import ModelInfo, require_architecture
+from .gemma3 import Gemma3Model
 from .llama import LlamaModel
+from .model import Model
 
-ARCHITECTURES: dict[str, type[LlamaModel]] = {
+ARCHITECTURES: dict[str, type[Model]] = {
+    "Gemma3ForCausalLM": Gemma3Model,
     "LlamaForCausalLM": LlamaModel,
     "MinistralForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
 }
 
 
-def model_class(info: ModelInfo) -> type[LlamaModel]:
+def model_class(info: ModelInfo) -> type[Model]:
     """Raises ModelError naming the architecture and the supported ones."""
     require_architecture(info, ARCHITECTURES)
     return ARCHITECTURES[info.architecture]

@@ -19,6 +19,7 @@ from decodefleet.worker.assets.checkpoint import (
     weight_files,
 )
 from decodefleet.worker.assets.errors import ModelError
+from decodefleet.worker.assets.rope import Rope
 
 MakeFolder = Callable[..., Path]
 
@@ -27,7 +28,7 @@ def test_the_real_models_config(smollm2: Path) -> None:
     info = read_config(smollm2)
     assert info.architecture == "LlamaForCausalLM"
     assert (info.layers, info.heads, info.kv_heads, info.head_dim) == (30, 9, 3, 64)
-    assert (info.rope_theta, info.rope_scaling, info.rms_norm_eps) == (100_000.0, None, 1e-5)
+    assert (info.rope, info.rms_norm_eps) == (Rope(100_000.0), 1e-5)
     assert (info.tie_word_embeddings, info.dtype, info.eos_token_ids) == (True, "bfloat16", (2,))
     assert weight_bytes(smollm2) == 269_030_016
 
@@ -36,33 +37,20 @@ def test_defaults_where_the_config_is_silent(make_folder: MakeFolder) -> None:
     info = read_config(
         make_folder(num_key_value_heads=None, rope_theta=None, torch_dtype=None, bos_token_id=None)
     )
-    assert (info.kv_heads, info.head_dim, info.rope_theta) == (4, 8, 10_000.0)
+    assert (info.kv_heads, info.head_dim, info.rope) == (4, 8, Rope(10_000.0))
     assert (info.dtype, info.bos_token_id) == (None, None)
     assert info.layer_windows == (None,) * info.layers
 
 
-@pytest.mark.parametrize(
-    ("changes", "theta", "scaling"),
-    [
-        ({"rope_theta": 5e5}, 5e5, None),
-        ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5, None),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            1e4,
-            {"type": "linear", "factor": 2.0, "rope_type": "linear"},
-        ),
-        (
-            {"rope_theta": None, "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8}},
-            5e5,
-            {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8},
-        ),
-    ],
-)
-def test_rotary_settings_of_both_transformers_generations(
-    make_folder: MakeFolder, changes: dict[str, Any], theta: float, scaling: dict[str, Any] | None
-) -> None:
-    info = read_config(make_folder(**changes))
-    assert (info.rope_theta, info.rope_scaling) == (theta, scaling)
+def test_what_a_family_leaves_out_is_known(make_folder: MakeFolder) -> None:
+    left_out = {"tie_word_embeddings": None, "rope_theta": None}
+    llama = read_config(make_folder(**left_out))
+    assert (llama.tie_word_embeddings, llama.window_rope) == (False, Rope(10_000.0))
+    changes = {"model_type": "gemma3_text", "sliding_window": 64, "num_hidden_layers": 7, **left_out}
+    gemma = read_config(make_folder(**changes))
+    assert (gemma.tie_word_embeddings, gemma.head_dim) == (True, 256)
+    assert (gemma.rope, gemma.window_rope) == (Rope(1_000_000.0), Rope(10_000.0))
+    assert gemma.layer_windows == (64, 64, 64, 64, 64, None, 64)
 
 
 def test_end_tokens_of_generation_config_come_first(make_folder: MakeFolder) -> None:
@@ -82,7 +70,8 @@ def test_end_tokens_of_generation_config_come_first(make_folder: MakeFolder) -> 
         ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer"),
         ({"sliding_window": 8, "layer_types": ["full_attention"]}, "has 1 layer_types for 2 layers"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
+        ({"rope_theta": "1e4"}, "rope_theta must be a positive number"),
+        ({"vision_config": {}}, "only text models"),
     ],
 )
 def test_what_is_wrong_with_a_config_is_said(

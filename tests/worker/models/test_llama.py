@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from engines import write_tiny_llama
-from torch import Tensor
+from teacher_forced import make_runner, our_logits, their_logits
 from transformers import AutoModelForCausalLM
 
-from decodefleet.worker.assets.checkpoint import read_config
-from decodefleet.worker.batcher import Chunk
-from decodefleet.worker.config import EngineConfig, ModelConfig, RunnerConfig
-from decodefleet.worker.runner.batch import as_input, lay_out
-from decodefleet.worker.runner.block_tables import BlockTables
-from decodefleet.worker.runner.model_runner import ModelRunner
-from decodefleet.worker.sampling_params import SamplingParams
-from decodefleet.worker.sequence import BlockList, Request, Sequence
 from decodefleet.worker.text.tokenizer import Tokenizer
 
 TEXTS = Path(__file__).parent / "texts.txt"
@@ -27,40 +19,6 @@ POSITIONS = 64
 MEAN_TOLERANCE, MAX_TOLERANCE = 0.12, 1.5
 # where the runner-up is so close to the winner, rounding may decide
 EPSILON = 0.25
-
-
-def make_runner(folder: Path, dtype: str) -> ModelRunner:
-    config = EngineConfig(
-        model=ModelConfig(folder=folder, served_name="m", dtype=dtype), runner=RunnerConfig(device="cpu")
-    )
-    runner = ModelRunner(config, read_config(folder), 512, lambda *_: None)
-    runner.allocate_kv(16 * len(runner.groups))
-    return runner
-
-
-@torch.inference_mode()
-def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
-    """Logits at every position, computed in chunks that end at `cuts`."""
-    request = Request("r", 0, SamplingParams(), tokens, b"", 1, frozenset(), (0, 0))
-    groups = len(runner.groups)
-    blocks = [
-        BlockList([5, 3, 9, 1, 12, 7, 0, 11]),
-        *(BlockList([*range(16 * g, 16 * g + 8)]) for g in (1, 2)),
-    ]
-    seq = Sequence(request, 0, 0, tokens, [], blocks=blocks[:groups])
-    tables, rows = BlockTables(1, 32, 16, groups), []
-    for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        batch, _ = lay_out((Chunk(seq, start, end - start, samples=True),), tables, 16, {})
-        tensors = [torch.from_numpy(array) for array in batch]
-        inputs = as_input(tensors, max_query=end - start, max_context=end, decodes=0)
-        rows.append(runner.model.logits(runner._forward(inputs)))
-    return torch.cat(rows)
-
-
-@torch.inference_mode()
-def their_logits(model: torch.nn.Module, tokens: list[int]) -> Tensor:
-    logits: Tensor = model(torch.tensor([tokens])).logits[0].float()
-    return logits
 
 
 def texts(folder: Path) -> Iterator[list[int]]:
