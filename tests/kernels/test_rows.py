@@ -30,6 +30,13 @@ def test_add_rms_norm(threads: int, T: int, D: int) -> None:
 
 
 @pytest.mark.parametrize("D", [640, 33])
+def test_embed(threads: int, D: int) -> None:
+    table, tokens = torch.randn(50, D).bfloat16(), torch.randint(0, 50, (17,))
+    assert torch.equal(ops.embed(tokens, table), table[tokens].float())
+    assert torch.equal(ops.embed(tokens, table, 25.25), table[tokens].float() * 25.25)
+
+
+@pytest.mark.parametrize("D", [640, 33])
 @pytest.mark.parametrize("T", ROWS)
 def test_norm_of_the_residual_stream_alone(threads: int, T: int, D: int) -> None:
     torch.manual_seed(0)
