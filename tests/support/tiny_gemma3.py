@@ -12,12 +12,12 @@ VOCAB, WINDOW, PATTERN = 96, 24, 3
 
 
 def write_tiny_gemma3(folder: Path, *, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
-    """Seven layers, each third one full, the others with a window of 24; changes: of the configuration."""
+    """Six layers, each third one full, the others with a window of 24; changes: of the configuration."""
     settings = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 96,
-        "num_hidden_layers": 7,
+        "num_hidden_layers": 6,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": 32,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_llama
-from tiny_gemma3 import write_tiny_gemma3
 
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.text.tokenizer import Tokenizer
@@ -97,10 +96,13 @@ def test_tiny_model_with_a_quantised_cache(tiny_llama: Path, kv_cache_dtype: str
 
 @pytest.mark.parametrize("runner", [{}, PIPELINED], ids=["one step at a time", "pipelined, padded"])
 @pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize(("model", "blocks", "tight"), [("mistral", 96, 6), ("hybrid", 288, 18)])
+@pytest.mark.parametrize(
+    ("model", "blocks", "tight"), [("mistral", 96, 6), ("hybrid", 288, 18), ("gemma3", 288, 18)]
+)
 def test_windows(
     tiny_mistral: Path,
     tiny_hybrid: Path,
+    tiny_gemma3: Path,
     model: str,
     blocks: int,
     tight: int,
@@ -108,16 +110,11 @@ def test_windows(
     runner: dict[str, Any],
 ) -> None:
     """Most of each sequence lies beyond the window of 24 tokens."""
-    folder = {"mistral": tiny_mistral, "hybrid": tiny_hybrid}[model]
+    folder = {"mistral": tiny_mistral, "hybrid": tiny_hybrid, "gemma3": tiny_gemma3}[model]
     # chunks of 16 tokens, so that a window's memory is small
     check_all_ways(
         folder, tiny_jobs(options), blocks=blocks, tight=tight, **runner, max_num_batched_tokens=16
     )
-
-
-@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_tiny_model_with_windows(tmp_path: Path, options: dict[str, Any]) -> None:
-    check_all_ways(write_tiny_gemma3(tmp_path), tiny_jobs(options), blocks=96, tight=10)
 
 
 @pytest.mark.gpu

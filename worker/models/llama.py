@@ -21,6 +21,7 @@ from .model import Metas
 from .projections import down_projection, gate_up_projection, out_projection, qkv_projection
 from .weights import Weights
 
+
 class LlamaAttention:
     def __init__(
         self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
