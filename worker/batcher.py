@@ -1,8 +1,9 @@
 """Continuous batching: which tokens of which sequences the next step computes.
 
 Each step hands out a token budget: decodes first, then prefill chunks, oldest request first; then waiting
-sequences are admitted while memory and budget last. When memory runs out the newest running sequence is
-preempted (its blocks go back, what is cached of them can be found again) and computed again later.
+sequences are admitted while memory and budget last. Beside decodes, chunks are cut to what the model of step
+times says will not hold them up for long. When memory runs out the newest running sequence is preempted (its
+blocks go back, what is cached of them can be found again) and computed again later.
 
 A plan may be made while the step before it runs. Steps run in order, so blocks that are given back while a
 step in flight still uses them can be given to the next: it runs after.
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 from .config import BatchConfig
 from .kv.manager import KvManager
+from .protocol import StepTime
 from .sequence import Sequence, State
 
 
@@ -49,6 +51,8 @@ class Batcher:
         self.config = config
         self.kv = kv
         self.preemptions = 0
+        # what steps take, as far as is known; the engine keeps it up to date
+        self.step_time: StepTime | None = None
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
 
@@ -81,10 +85,12 @@ class Batcher:
         filling: list[Sequence] = []
         for seq in self.running:
             (decoding if seq.decoding else filling).append(seq)
-        for seq in (*decoding, *filling):
-            # an earlier one may have taken this one's memory
-            if budget and seq.remaining and seq.state is State.RUNNING:
-                budget -= self._schedule(seq, budget, chunks)
+        for seq in decoding:
+            budget -= self._schedule(seq, budget, chunks)
+        if chunks:
+            budget = min(budget, self._prefill_beside(decoding))
+        for seq in filling:
+            budget -= self._schedule(seq, budget, chunks)
         if self.preemptions == preempted:
             self._admit(budget, chunks)
         return StepPlan(
@@ -106,6 +112,9 @@ class Batcher:
         """Give `seq` its share of the budget, at the cost of newer ones if need be; returns tokens given."""
         remaining = seq.remaining
         count = min(remaining, budget)
+        # an earlier one may have taken this one's memory
+        if not count or seq.state is not State.RUNNING:
+            return 0
         while not self.kv.grow(seq, count):
             victim = self.running[-1]
             self._preempt(victim)
@@ -128,6 +137,15 @@ class Batcher:
             seq.state = State.RUNNING
             insort(self.running, seq, key=_order)
             budget -= self._schedule(seq, budget, chunks)
+
+    def _prefill_beside(self, decoding: list[Sequence]) -> int:
+        """Tokens of prefill that may share a step with these; always some, so that nothing starves."""
+        step, target = self.step_time, self.config.itl_target_ms / 1000
+        if step is None or not target or not step.prefill_token:
+            return self.config.max_num_batched_tokens
+        kv_tokens = sum(seq.computed for seq in decoding)
+        spare = target - step.seconds(0, kv_tokens, len(decoding))
+        return max(int(spare / step.prefill_token), self.kv.block_size)
 
     def _preempt(self, seq: Sequence) -> None:
         self.preemptions += 1

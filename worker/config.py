@@ -71,6 +71,11 @@ class BatchConfig(Frozen):
     max_num_batched_tokens: int = Field(
         512, ge=1, description="token budget of one step: decodes first, then prefill chunks"
     )
+    itl_target_ms: float = Field(
+        75.0,
+        ge=0,
+        description="prefill chunks beside decodes are cut so that a step should take no longer; 0: are not",
+    )
     max_waiting: int = Field(1024, ge=1, description="requests that may wait in the worker before it refuses")
 
 

@@ -229,7 +229,7 @@ class Engine:
         step_time = self._stats.step_time
         # the fit is a 4×4 solve, cheap beside a step, but needless after each
         if step_time is None or self._steps % 8 == 0:
-            step_time = self._model.step_time.fitted()
+            batcher.step_time = step_time = self._model.step_time.fitted()
         self._stats = WorkerStats(
             running=len(batcher.running),
             waiting=len(batcher.waiting),

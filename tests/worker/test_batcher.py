@@ -11,6 +11,7 @@ from decodefleet.worker.config import BatchConfig
 from decodefleet.worker.kv.block_pool import BlockPool
 from decodefleet.worker.kv.hashing import extend_chain
 from decodefleet.worker.kv.manager import KvManager
+from decodefleet.worker.protocol import StepTime
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.sequence import Request, Sequence, State
 
@@ -91,6 +92,23 @@ def test_the_budget_is_never_exceeded_and_prompts_are_chunked() -> None:
         seen.append(plan.tokens)
         run(batcher, plan)
     assert seen[:4] == [8, 8, 8, 8]
+
+
+def test_beside_decodes_prefill_is_cut_to_what_the_target_leaves() -> None:
+    batcher = make_batcher(blocks=64, budget=64)
+    batcher.step_time = StepTime(base=0.004, prefill_token=0.001, kv_token=0.0, sequence=0.001)
+    batcher.add(make_sequence(0, [*range(3)], output=20))
+    batcher.add(make_sequence(1, [*range(100, 160)], output=20))
+    plan = batcher.plan()
+    assert [chunk.count for chunk in plan.chunks] == [3, 60]
+    run(batcher, plan)
+    batcher.add(make_sequence(2, [*range(200, 300)]))
+    for ms, expected in ((0.9, 55), (10.0, 5), (100.0, BLOCK), (2.0, 25)):
+        batcher.step_time = StepTime(base=0.005, prefill_token=ms / 1000, kv_token=0.0, sequence=0.010)
+        plan = batcher.plan()
+        assert [chunk.count for chunk in plan.chunks] == [1, 1, expected]
+        run(batcher, plan)
+    assert finish(batcher)
 
 
 def test_a_cached_prefix_is_not_computed_again_but_its_last_token_is() -> None:
