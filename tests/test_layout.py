@@ -38,6 +38,7 @@ TORCH_FREE_WORKER = (
     "protocol",
     "sampling_params",
     "server",
+    "stats",
     "text",
     "transport",
 )

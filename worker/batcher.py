@@ -2,8 +2,9 @@
 
 Each step hands out a token budget: decodes first, then prefill chunks, oldest request first; then waiting
 sequences are admitted while memory and budget last. Beside decodes, chunks are cut to what the model of step
-times says will not hold them up for long. When memory runs out the newest running sequence is preempted (its
-blocks go back, what is cached of them can be found again) and computed again later.
+times says will not hold them up for long. When memory runs out the newest running sequence is preempted: its
+blocks go back, and it is computed again later, but for what is still cached or was kept in a tier below. A
+sequence whose blocks are on their way from there runs, but computes nothing until they came.
 
 A plan may be made while the step before it runs. Steps run in order, so blocks that are given back while a
 step in flight still uses them can be given to the next: it runs after.
@@ -74,17 +75,20 @@ class Batcher:
             return
         (self.running if seq.state is State.RUNNING else self.waiting).remove(seq)
         self.kv.release(seq)
+        self.kv.forget(seq)
         seq.state = State.FINISHED
 
     def plan(self) -> StepPlan:
         """The next step; empty when there is nothing to do."""
+        self._take_restored()
         chunks: list[Chunk] = []
         budget = self.config.max_num_batched_tokens
         preempted = self.preemptions
         decoding: list[Sequence] = []
         filling: list[Sequence] = []
         for seq in self.running:
-            (decoding if seq.decoding else filling).append(seq)
+            if not seq.restoring:
+                (decoding if seq.decoding else filling).append(seq)
         for seq in decoding:
             budget -= self._schedule(seq, budget, chunks)
         if chunks:
@@ -106,7 +110,7 @@ class Batcher:
         assert self.waiting == sorted(self.waiting, key=_order), "waiting is out of order"
         assert len(self.running) <= self.config.max_num_seqs, "too many run"
         assert not any(seq.blocks for seq in self.waiting), "a waiting sequence holds memory"
-        self.kv.check_integrity(self.running)
+        self.kv.check_integrity(self.running, self.waiting)
 
     def _schedule(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
         """Give `seq` its share of the budget, at the cost of newer ones if need be; returns tokens given."""
@@ -136,7 +140,14 @@ class Batcher:
             self.kv.attach(seq, matched)
             seq.state = State.RUNNING
             insort(self.running, seq, key=_order)
-            budget -= self._schedule(seq, budget, chunks)
+            if not seq.restoring:
+                budget -= self._schedule(seq, budget, chunks)
+
+    def _take_restored(self) -> None:
+        """Who has got its blocks computes from now on; who lost some waits for admission again."""
+        for seq in [seq for seq in self.running if seq.restoring]:
+            if not self.kv.settle_restored(seq):
+                self._suspend(seq)
 
     def _prefill_beside(self, decoding: list[Sequence]) -> int:
         """Tokens of prefill that may share a step with these; always some, so that nothing starves."""
@@ -149,6 +160,10 @@ class Batcher:
 
     def _preempt(self, seq: Sequence) -> None:
         self.preemptions += 1
+        self.kv.swap_out(seq)
+        self._suspend(seq)
+
+    def _suspend(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self.kv.release(seq)
         seq.state = State.WAITING

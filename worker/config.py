@@ -7,12 +7,13 @@ machine are None here and resolved by the engine, which makes new objects and ne
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 KvCacheDtype = Literal["auto", "fp8", "int8"]
+RestorePolicy = Literal["auto", "always"]
 
 
 class Frozen(BaseModel):
@@ -62,6 +63,23 @@ class CacheConfig(Frozen):
         "auto", description="of cached K and V, a scale per token and head; auto is the model's, unscaled"
     )
     enable_prefix_caching: bool = Field(True, description="share full blocks between equal prefixes")
+    cpu_kv_gib: float = Field(
+        0.0, ge=0, description="host memory per worker for KV blocks that leave the main pool, in GiB"
+    )
+    nvme_kv_path: Path | None = Field(
+        None, description="folder on a fast disk for KV blocks; they survive a restart of the worker"
+    )
+    nvme_kv_gib: float = Field(32.0, gt=0, description="disk space per worker in that folder, in GiB")
+    kv_restore: RestorePolicy = Field(
+        "auto",
+        description="auto brings blocks back from memory or disk where that is faster than computing them",
+    )
+
+    @model_validator(mode="after")
+    def _tiers_hold_what_has_a_name(self) -> Self:
+        if not self.enable_prefix_caching and (self.cpu_kv_gib or self.nvme_kv_path is not None):
+            raise ValueError("cpu_kv_gib and nvme_kv_path need enable_prefix_caching")
+        return self
 
 
 class BatchConfig(Frozen):

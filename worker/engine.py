@@ -21,10 +21,16 @@ from .config import EngineConfig
 from .engine_api import Progress, Refused
 from .kv.block_pool import BlockPool
 from .kv.manager import KvManager
+from .kv.tiers.opening import open_tiers
 from .loading import LoadedModel, load
-from .protocol import EventSink, FinishReason, ModelCard, Submit, TokenDelta, WorkerStats
+from .protocol import EventSink, FinishReason, ModelCard, StepTime, Submit, TokenDelta, WorkerStats
 from .runner.step import PendingStep, Sampled
 from .sequence import Request, Sequence, State
+
+# how long the engine sleeps at most where all there is to do is to wait for a copy
+IDLE_S = 0.001
+# of the time of a prefill token as measured at the start
+PREFILL_FLOOR = 0.3
 
 
 @dataclass(frozen=True)
@@ -42,15 +48,20 @@ class Engine:
         self._model: LoadedModel = load(config, progress)
         self._runner = self._model.runner
         self._pool = BlockPool(self._model.blocks, sink)
+        self._tiers = open_tiers(
+            config.cache, self._runner.kv.slabs, self._pool, sink, self._model.card.hash_root
+        )
         self._kv = KvManager(
             self._pool,
             config.cache.block_size,
             self._runner.groups,
             prefix_caching=config.cache.enable_prefix_caching,
             max_chunk=config.batch.max_num_batched_tokens,
+            tiers=self._tiers,
         )
         self._batcher = Batcher(config.batch, self._kv)
         self._requests: dict[tuple[str, int], Request] = {}
+        self._prefill_floor = PREFILL_FLOOR * self._model.step_time.fitted().prefill_token
         self._arrivals = 0
         self._in_flight: deque[_InFlight] = deque()
         self._last_read = 0.0
@@ -91,15 +102,19 @@ class Engine:
         self._note_stats()
 
     def has_work(self) -> bool:
-        return bool(self._requests or self._in_flight)
+        return bool(self._requests or self._in_flight or (self._tiers is not None and self._tiers.busy))
 
     def step(self) -> list[TokenDelta]:
+        if self._tiers is not None:
+            self._tiers.poll()
         plan = self._batcher.plan()
         if plan.chunks:
             self._launch(plan)
         # with nothing to launch, what is in flight is all that can bring news
         if self._in_flight and (len(self._in_flight) >= self._runner.depth or not plan.chunks):
             self._commit(self._in_flight.popleft())
+        elif self._tiers is not None and not plan.chunks:
+            self._tiers.poll(IDLE_S)
         self._note_stats()
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -115,13 +130,16 @@ class Engine:
         assert live == held, "requests and batcher disagree about who is alive"
 
     def reset_prefix_cache(self) -> int:
-        """Forget all cached blocks that nobody uses; returns how many."""
-        return self._pool.clear_cache()
+        """Forget all cached blocks that nobody uses, in all tiers; returns how many."""
+        below = 0 if self._tiers is None else self._tiers.clear()
+        return self._pool.clear_cache() + below
 
     def close(self) -> None:
         for request_id, attempt in [*self._requests]:
             self.abort(request_id, attempt)
         self._in_flight.clear()
+        if self._tiers is not None:
+            self._tiers.close()
 
     def _launch(self, plan: StepPlan) -> None:
         """Start a step; its tokens count as computed, and what it samples as pending, from here on."""
@@ -230,6 +248,7 @@ class Engine:
         # the fit is a 4×4 solve, cheap beside a step, but needless after each
         if step_time is None or self._steps % 8 == 0:
             batcher.step_time = step_time = self._model.step_time.fitted()
+            self._judge_tiers(step_time)
         self._stats = WorkerStats(
             running=len(batcher.running),
             waiting=len(batcher.waiting),
@@ -248,4 +267,15 @@ class Engine:
             preemptions=batcher.preemptions,
             evicted_blocks=pool.evictions,
             finished=dict(self._finished),
+            restoring=sum(seq.restoring for seq in batcher.running),
+            swapped=self._kv.swapped,
+            tiers={} if self._tiers is None else self._tiers.stats(),
+            tier_stall_s=0.0 if self._tiers is None else self._tiers.stall_s,
         )
+
+    def _judge_tiers(self, step_time: StepTime) -> None:
+        """Tell the tiers what computing costs, to which they compare bringing back."""
+        if self._tiers is not None:
+            # where features moved together, the fit may give this one next to nothing
+            token = max(step_time.prefill_token, self._prefill_floor)
+            self._tiers.learn(token * self._config.cache.block_size)

@@ -21,11 +21,14 @@ from typing import Literal, Protocol
 import msgspec
 
 from .sampling_params import SamplingParams
+from .stats import StepTime as StepTime
+from .stats import Tier as Tier
+from .stats import TierStats as TierStats
+from .stats import WorkerStats as WorkerStats
 
 PROTOCOL_VERSION = 1
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Tier = Literal["gpu", "cpu", "nvme"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -51,55 +54,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hash_root: bytes
     kv_bytes_per_token: int
     eos_token_ids: tuple[int, ...] = ()
-
-
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted seconds of one engine step: base + prefill·tokens + kv_read·tokens + sequence·decodes."""
-
-    base: float
-    prefill_token: float
-    kv_token: float
-    sequence: float
-
-    def seconds(self, prefill_tokens: int, kv_tokens: int, sequences: int) -> float:
-        return (
-            self.base
-            + self.prefill_token * prefill_tokens
-            + self.kv_token * kv_tokens
-            + self.sequence * sequences
-        )
-
-
-class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's state at one moment; counters are cumulative since its start.
-
-    waiting_prefill_tokens: prompt tokens not computed yet, of waiting and running sequences together.
-    running_kv_tokens: tokens in the KV cache of running sequences.
-    free_blocks, cached_blocks: never used or forgotten; evictable but findable. Both can be allocated.
-    max_running: most sequences it runs at once; None where nothing but memory limits it.
-    steps: engine steps finished; with `busy_for_s` (age in s of the step under way, None between steps) it
-        tells a hang from a long prefill.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    waiting_prefill_tokens: int = 0
-    running_kv_tokens: int = 0
-    total_blocks: int = 0
-    free_blocks: int = 0
-    cached_blocks: int = 0
-    max_running: int | None = None
-    draining: bool = False
-    steps: int = 0
-    busy_for_s: float | None = None
-    step_time: StepTime | None = None
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
-    evicted_blocks: int = 0
-    finished: dict[str, int] = {}
 
 
 class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -73,6 +73,7 @@ class Sequence:
     """Mutable: the batcher moves it between states, the KV manager owns `blocks` and `hashes`.
 
     blocks: one list per KV group, as long as each other; none while nothing is held.
+    restoring: whether some of its blocks are on their way from a lower tier; it computes nothing till then.
     pending: tokens that a step in flight samples; they follow `tokens`, and only the device knows them yet.
     computed: tokens whose keys and values are there once the steps in flight have run.
     hashes: chained hashes of the leading full blocks, as far as known (given for the prompt, extended here).
@@ -87,6 +88,7 @@ class Sequence:
     tokens: list[int]
     hashes: list[bytes]
     state: State = State.WAITING
+    restoring: bool = False
     computed: int = 0
     pending: int = 0
     blocks: list[BlockList] = field(default_factory=list)

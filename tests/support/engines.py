@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -29,18 +30,27 @@ VOCAB = 96
 
 @dataclass
 class RecordingSink:
-    """Mirrors what an engine says it holds."""
+    """Mirrors what an engine says it holds, in its main pool and in the tiers below."""
 
     held: set[bytes] = field(default_factory=set)
+    below: dict[Tier, set[bytes]] = field(default_factory=lambda: {"cpu": set(), "nvme": set()})
 
     def kv_stored(self, hashes: list[bytes], tier: Tier = "gpu") -> None:
-        self.held.update(hashes)
+        held = self._of(tier)
+        assert held.isdisjoint(hashes), "stored twice"
+        held.update(hashes)
 
     def kv_removed(self, hashes: list[bytes], tier: Tier = "gpu") -> None:
-        self.held.difference_update(hashes)
+        held = self._of(tier)
+        assert held.issuperset(hashes), "removed, and was never there"
+        held.difference_update(hashes)
 
     def kv_cleared(self) -> None:
-        self.held.clear()
+        for held in (self.held, *self.below.values()):
+            held.clear()
+
+    def _of(self, tier: Tier) -> set[bytes]:
+        return self.held if tier == "gpu" else self.below[tier]
 
 
 def write_tiny_llama(folder: Path, *, layers: int = 2, kv_heads: int = 1, head_dim: int = 32) -> Path:
@@ -117,9 +127,10 @@ def make_engine(
     max_model_len: int | None = None,
     sink: RecordingSink | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    tiers: Mapping[str, Any] = MappingProxyType({}),
     **runner: Any,
 ) -> Engine:
-    """runner: further fields of RunnerConfig."""
+    """tiers: further fields of CacheConfig. runner: further fields of RunnerConfig."""
     config = EngineConfig(
         model=ModelConfig(
             folder=folder, served_name="tiny", max_model_len=max_model_len, quantization=quantization
@@ -128,6 +139,7 @@ def make_engine(
             num_gpu_blocks_override=blocks,
             enable_prefix_caching=prefix_caching,
             kv_cache_dtype=kv_cache_dtype,
+            **tiers,
         ),
         batch=BatchConfig(
             max_num_seqs=max_num_seqs,

@@ -1,17 +1,22 @@
 """What the batcher sees of KV memory: can this sequence have what it needs, and give it back.
 
 Owns the mapping from sequences to blocks, of all KV groups alike: prefix match, growth, copy-on-write, commit
-of full blocks, and giving back what slid out of a group's window. Knows nothing of budgets, tensors or
-kernels; copies it asks for are executed before the step that writes.
+of full blocks, and giving back what slid out of a group's window. Tiers below the pool, if there are any, are
+`restorer.py`'s. Knows nothing of budgets, tensors or kernels; copies it asks for are executed before the step
+that writes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ..sequence import BlockList, Sequence
 from .block_pool import BlockPool
 from .groups import PLAIN, KvGroups, WindowRule
 from .hashing import extend_chain, group_hash
-from .prefix import find_prefix
+from .prefix import Places, find_prefix
+from .restorer import Place, Prefix, Restorer
+from .tiers.tiers import KvTiers
 
 
 class KvManager:
@@ -25,6 +30,7 @@ class KvManager:
         *,
         prefix_caching: bool,
         max_chunk: int = 1,
+        tiers: KvTiers | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
@@ -36,40 +42,62 @@ class KvManager:
         self._rules = [group.rule for group in groups.groups]
         self._sliding = [(g, rule) for g, rule in enumerate(self._rules) if rule.window is not None]
         self._copies: dict[int, int] = {}
+        self._restorer = None if tiers is None else Restorer(tiers, pool, self._rules, block_size)
+
+    @property
+    def swapped(self) -> int:
+        """Preemptions whose KV is kept below the pool."""
+        return self._restorer.swapped if self._restorer is not None else 0
 
     def blocks_for(self, tokens: int) -> int:
         """In each group."""
         return -(-tokens // self.block_size)
 
-    def match(self, seq: Sequence) -> list[BlockList]:
-        """Blocks of the longest cached prefix; at least one token is left to compute. Nothing is taken."""
+    def match(self, seq: Sequence) -> Prefix:
+        """The longest cached prefix; at least one token is left to compute. Nothing is taken."""
         if not self._prefix_caching or not seq.request.reads_cache:
-            return [BlockList([]) for _ in self._rules]
-        hashes = seq.hashes[: (len(seq.tokens) - 1) // self.block_size]
-        return find_prefix(self.pool, self._rules, hashes, self.block_size)
+            return Prefix([Places([]) for _ in self._rules], tokens=0, named=0)
+        hashes = self._reusable(seq)
+        near: list[Places[Place]] = find_prefix(
+            self.pool.find, self.pool.scratch, self._rules, hashes, self.block_size
+        )
+        count = len(near[0].each)
+        prefix = Prefix(near, count * self.block_size, count)
+        return prefix if self._restorer is None else self._restorer.match(seq, hashes, prefix)
 
-    def can_admit(self, seq: Sequence, matched: list[BlockList], reserve: int) -> bool:
+    def can_admit(self, seq: Sequence, prefix: Prefix, reserve: int) -> bool:
         """Whether all known tokens fit, leaving a block in each group for `reserve` running sequences."""
-        needed, blocks = reserve * len(self._rules), self.blocks_for(seq.length)
-        for rule, found in zip(self._rules, matched, strict=True):
-            held = [block for block in found.ids if block != self.pool.scratch]
-            ahead = blocks - len(found.ids)
+        needed, blocks = reserve * len(self._rules) + len(prefix.below), self.blocks_for(seq.length)
+        for rule, found in zip(self._rules, prefix.groups, strict=True):
+            held = [place for place in found.each if place != self.pool.scratch]
+            ahead = blocks - len(found.each)
             most = rule.most_blocks(seq.length, self.block_size, self._max_chunk)
-            needed += min(ahead, most - len(held)) + sum(map(self.pool.is_cached, held))
+            revived = sum(self.pool.is_cached(place) for place in held if isinstance(place, int))
+            needed += min(ahead, most - len(held)) + revived
         return needed <= self.pool.available
 
-    def attach(self, seq: Sequence, matched: list[BlockList]) -> None:
+    def attach(self, seq: Sequence, prefix: Prefix) -> None:
         """Start a waiting sequence on its cached prefix."""
         assert not seq.blocks
-        for held in matched:
-            self.pool.share(held.ids)
-        seq.blocks = matched
-        seq.committed = len(matched[0].ids)
-        seq.computed = seq.committed * self.block_size
-        if seq.cached_tokens is None:
-            seq.cached_tokens = min(seq.computed, seq.prompt_len)
-            self.query_tokens += len(seq.tokens)
-            self.hit_tokens += seq.computed
+        if self._restorer is None:
+            for found in prefix.groups:
+                ids = [place for place in found.each if isinstance(place, int)]
+                self.pool.share(ids)
+                seq.blocks.append(BlockList(ids, found.slid))
+        else:
+            seq.blocks = self._restorer.attach(seq, prefix, self._reusable(seq))
+        seq.committed, seq.computed = prefix.named, prefix.tokens
+        if not seq.restoring:
+            self._count_hit(seq)
+
+    def settle_restored(self, seq: Sequence) -> bool:
+        """A sequence that is being restored: False where what it waits for is lost, and it has to give its
+        blocks back."""
+        assert self._restorer is not None
+        arrived = self._restorer.outcome(seq)
+        if arrived:
+            self._count_hit(seq)
+        return arrived is not False
 
     def grow(self, seq: Sequence, count: int) -> bool:
         """Make the next `count` tokens writable: new blocks, and an own copy of a shared last block.
@@ -87,7 +115,7 @@ class KvManager:
         if missing <= 0 and not shared:
             return True
         missing = max(missing, 0)
-        fresh = pool.allocate((missing + shared) * len(seq.blocks))
+        fresh = self._allocate((missing + shared) * len(seq.blocks))
         if fresh is None:
             return False
         for own in seq.blocks:
@@ -119,7 +147,7 @@ class KvManager:
                 for i in range(seq.committed, full):
                     # where the window is shorter than a block, it may be gone before its last token is known
                     if own.ids[i] != self.pool.scratch:
-                        self.pool.commit(own.ids[i], group_hash(seq.hashes[i], g), i, silent=g > 0)
+                        self._name(own.ids[i], group_hash(seq.hashes[i], g), i, silent=g > 0)
         seq.committed = full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -132,8 +160,20 @@ class KvManager:
         child.computed = parent.computed
         child.cached_tokens = parent.cached_tokens
 
+    def swap_out(self, seq: Sequence) -> None:
+        """Keep what a preempted sequence computed below the pool, if that can be; before its release."""
+        if self._restorer is not None:
+            self._restorer.swap_out(seq, self._copies)
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence has ended: what was kept for it alone goes."""
+        if self._restorer is not None:
+            self._restorer.forget(seq)
+
     def release(self, seq: Sequence) -> None:
         """Give all blocks back; what is committed stays findable until evicted."""
+        if self._restorer is not None:
+            self._restorer.leave(seq)
         for own in seq.blocks:
             for block in own.ids:
                 # planned for a sequence that was preempted in the same plan
@@ -141,6 +181,32 @@ class KvManager:
             self.pool.release(own.ids)
         seq.blocks = []
         seq.computed = seq.committed = 0
+
+    def _allocate(self, count: int) -> list[int] | None:
+        """Blocks that the next step may write."""
+        blocks = self.pool.allocate(count)
+        if self._restorer is None:
+            return blocks
+        tiers = self._restorer.tiers
+        if blocks is None and tiers.reclaim():
+            blocks = self.pool.allocate(count)
+        tiers.settle(blocks or ())
+        return blocks
+
+    def _name(self, block: int, name: bytes, depth: int, *, silent: bool) -> None:
+        self.pool.commit(block, name, depth, silent=silent)
+        if self._restorer is not None:
+            self._restorer.tiers.keep(name, silent=silent)
+
+    def _reusable(self, seq: Sequence) -> list[bytes]:
+        """Hashes of the blocks that a prefix may consist of: at least one token is left to compute."""
+        return seq.hashes[: (len(seq.tokens) - 1) // self.block_size]
+
+    def _count_hit(self, seq: Sequence) -> None:
+        if seq.cached_tokens is None:
+            seq.cached_tokens = min(seq.computed, seq.prompt_len)
+            self.query_tokens += len(seq.tokens)
+            self.hit_tokens += seq.computed
 
     def _slide(self, seq: Sequence) -> None:
         """Give back the blocks that the next token does not see, and so none after it."""
@@ -155,10 +221,17 @@ class KvManager:
                 own.ids[first:end] = nothing
                 own.slid = end
 
-    def check_integrity(self, holders: list[Sequence]) -> None:
-        """Raises AssertionError unless the pool is sound and its references are the sequences' blocks."""
+    def check_integrity(self, holders: list[Sequence], waiting: Iterable[Sequence] = ()) -> None:
+        """Raises AssertionError unless the pool is sound and its references are the sequences' blocks.
+
+        waiting: sequences that hold no blocks, but may have some in a tier below.
+        """
         self.pool.check_integrity()
         refs = [*[0] * self.pool.total, 1]
+        if self._restorer is not None:
+            self._restorer.check_integrity(holders, waiting)
+            for block in self._restorer.tiers.loading_blocks():
+                refs[block] += 1
         for seq in holders:
             assert len(seq.blocks) == len(self._rules), "a group without a list of blocks"
             assert len({len(own.ids) for own in seq.blocks}) == 1, "groups of unlike length"

@@ -1,0 +1,48 @@
+"""Work in threads whose outcome is taken in by one thread: the engine's, when it polls.
+
+What a job touches is handed to it; what its end changes is changed in `then`, so that accounts need no locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Jobs:
+    """outstanding: jobs whose `then` has not run."""
+
+    def __init__(self) -> None:
+        self.outstanding = 0
+        self._ended: SimpleQueue[tuple[Future[Any], Callable[[Any], None]]] = SimpleQueue()
+
+    def run(
+        self, executor: Executor, job: Callable[[], T], then: Callable[[T | BaseException], None]
+    ) -> Future[T]:
+        """Start `job`; `then` gets its result, its exception, or CancelledError, in the polling thread."""
+        self.outstanding += 1
+        future = executor.submit(job)
+        future.add_done_callback(lambda done: self._ended.put((done, then)))
+        return future
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Take in all that has ended; waits up to the timeout for the first of it."""
+        while self.outstanding:
+            try:
+                future, then = self._ended.get(block=timeout_s > 0, timeout=timeout_s or None)
+            except Empty:
+                return
+            timeout_s = 0.0
+            self.outstanding -= 1
+            then(_outcome(future))
+
+
+def _outcome(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except (Exception, CancelledError) as error:
+        return error

@@ -1,0 +1,267 @@
+"""The way up: blocks that a waiting sequence needs are copied back into the main pool.
+
+A load owns a reference to its target block from start to end, so that the block is nobody else's even if the
+sequence goes away; sequences that need the same block wait for the same load. A load that fails is a miss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Executor, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from ..block_pool import BlockPool
+from .copies import Copies, Fence
+from .host_memory import HostMemory
+from .jobs import Jobs
+from .slab_file import SlabFile
+from .slots import Entry
+from .tier import Tier
+
+# blocks of one job: few, so that jobs of one sequence run beside each other
+BATCH = 4
+
+
+class Wanted(NamedTuple):
+    """What is to be brought back, and where to; fields as in `Load`."""
+
+    name: bytes
+    block: int
+    depth: int = 0
+    private: bool = False
+
+
+@dataclass(eq=False)
+class Load:
+    """One block on its way up. depth: blocks before it in its chain. private: not to be found by others.
+
+    wanted: sequences that wait for it. ended: whether it is over; arrived: whether the block is there.
+    """
+
+    name: bytes
+    block: int
+    depth: int = 0
+    private: bool = False
+    wanted: int = 1
+    ended: bool = False
+    arrived: bool = False
+    job: _Job | None = field(default=None, repr=False)
+
+
+@dataclass(eq=False)
+class _Job:
+    tier: Tier
+    loads: list[Load]
+    entries: list[Entry]
+    future: Future[_Moved] | None = None
+    ended: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        return any(load.wanted for load in self.loads)
+
+
+class _Moved(NamedTuple):
+    """What a job did: which blocks are there, and from when to when it worked."""
+
+    arrived: list[bool]
+    began: float
+    ended: float
+
+
+class Loader:
+    """All methods belong to the engine's thread.
+
+    sources: how a batch of a tier's slots gets into blocks. on_arrival: hears which named block is back, and
+    whether it is silent.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        copies: Copies,
+        jobs: Jobs,
+        sources: dict[Tier, Source],
+        on_arrival: Callable[[bytes, bool], None],
+    ) -> None:
+        self._on_arrival = on_arrival
+        self._pool = pool
+        self._copies = copies
+        self._jobs = jobs
+        self._sources = sources
+        self._loads: set[Load] = set()
+        self._under_way: dict[bytes, Load] = {}
+        self._bursts = {tier: _Burst() for tier in sources}
+
+    def queued_bytes(self, tier: Tier) -> int:
+        """What has to be moved before anything that is asked for now."""
+        return self._bursts[tier].jobs * BATCH * self._copies.slab_bytes
+
+    def find(self, name: bytes) -> Load | None:
+        """The load of a block that is under way already; who waits for it says so with `join`."""
+        return self._under_way.get(name)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Targets of what is under way: one reference each is a load's."""
+        return [load.block for load in self._loads]
+
+    def start(self, wanted: Sequence[Wanted]) -> list[Load]:
+        """Loads of blocks each of which some tier holds; the target blocks are the caller's."""
+        loads = [Load(*each) for each in wanted]
+        self._pool.share([load.block for load in loads])
+        fence = self._copies.fence()
+        placed = [(load, *self._locate(load.name)) for load in loads]
+        for tier, group in groupby(placed, key=lambda each: each[1]):
+            members = [*group]
+            for first in range(0, len(members), BATCH):
+                batch = members[first : first + BATCH]
+                job = _Job(tier, [load for load, _, _ in batch], [entry for _, _, entry in batch])
+                self._start_job(job, fence)
+        self._loads.update(loads)
+        self._under_way.update((load.name, load) for load in loads)
+        return loads
+
+    def join(self, load: Load) -> None:
+        """One more sequence waits for this load and shares its block."""
+        load.wanted += 1
+        self._pool.share([load.block])
+
+    def leave(self, loads: Iterable[Load]) -> None:
+        """One sequence less waits for these; jobs that nobody waits for are not begun."""
+        left: set[_Job] = set()
+        for load in loads:
+            load.wanted -= 1
+            if load.job is not None:
+                left.add(load.job)
+        for job in left:
+            if not job.wanted and job.future is not None and job.future.cancel():
+                self._ended(job, CancelledError())
+
+    def reclaim(self) -> bool:
+        """Waits for jobs that were begun and that nobody waits for any more; whether there were any."""
+        jobs = {load.job for load in self._loads if load.job is not None and not load.job.wanted}
+        futures = [job.future for job in jobs if job.future is not None]
+        wait(futures)
+        if futures:
+            self._jobs.poll()
+        return bool(futures)
+
+    def _locate(self, name: bytes) -> tuple[Tier, Entry]:
+        for tier in self._sources:
+            entry = tier.slots.find(name)
+            if entry is not None:
+                tier.slots.touch(name)
+                return tier, tier.slots.pin(entry)
+        raise KeyError(name)
+
+    def _start_job(self, job: _Job, fence: Fence) -> None:
+        source, burst = self._sources[job.tier], self._bursts[job.tier]
+        burst.jobs += 1
+        blocks = [load.block for load in job.loads]
+        for load in job.loads:
+            load.job = job
+        job.future = self._jobs.run(
+            source.executor,
+            partial(_timed, partial(source.move, job.entries, blocks, fence)),
+            partial(self._ended, job),
+        )
+
+    def _ended(self, job: _Job, outcome: _Moved | BaseException) -> None:
+        if job.ended:
+            return
+        job.ended = True
+        tier, burst = job.tier, self._bursts[job.tier]
+        burst.jobs -= 1
+        arrived = [False] * len(job.loads)
+        if isinstance(outcome, _Moved):
+            arrived = outcome.arrived
+            size = sum(arrived) * self._copies.slab_bytes
+            tier.restored_blocks += sum(arrived)
+            tier.restored_bytes += size
+            burst.note(outcome, size)
+            if not burst.jobs:
+                burst.teach(tier)
+        elif not isinstance(outcome, CancelledError):
+            tier.fail(outcome)
+        for load, entry, there in zip(job.loads, job.entries, arrived, strict=True):
+            tier.slots.unpin(entry)
+            if not there and isinstance(outcome, _Moved):
+                tier.discard_corrupt(load.name)
+            self._end(load, there, silent=entry.silent)
+
+    def _end(self, load: Load, arrived: bool, *, silent: bool) -> None:
+        self._loads.remove(load)
+        del self._under_way[load.name]
+        load.ended, load.arrived, load.job = True, arrived, None
+        if arrived and not load.private:
+            self._pool.commit(load.block, load.name, load.depth, silent=silent)
+            self._on_arrival(load.name, silent)
+        self._pool.release([load.block])
+
+
+class Source(NamedTuple):
+    """move: (entries, blocks, fence) -> which blocks are there; runs in the executor."""
+
+    executor: Executor
+    move: Callable[[list[Entry], list[int], Fence], list[bool]]
+
+
+def from_memory(copies: Copies, memory: HostMemory, executor: Executor) -> Source:
+    def move(entries: list[Entry], blocks: list[int], fence: Fence) -> list[bool]:
+        slabs = [memory.slab(entry.slot) for entry in entries]
+        copies.load([*zip(blocks, slabs, strict=True)], fence)
+        return [True] * len(blocks)
+
+    return Source(executor, move)
+
+
+def from_file(copies: Copies, file: SlabFile, buffers: HostMemory, count: int, executor: Executor) -> Source:
+    """buffers: one per thread of the executor."""
+    free: SimpleQueue[int] = SimpleQueue()
+    for slot in range(count):
+        free.put(slot)
+
+    def move(entries: list[Entry], blocks: list[int], fence: Fence) -> list[bool]:
+        buffer = free.get()
+        try:
+            return [
+                move_one(entry, block, buffer, fence) for entry, block in zip(entries, blocks, strict=True)
+            ]
+        finally:
+            free.put(buffer)
+
+    def move_one(entry: Entry, block: int, buffer: int, fence: Fence) -> bool:
+        intact = file.read(entry, buffers.pages(buffer))
+        if intact:
+            copies.load([(block, buffers.slab(buffer))], fence)
+        return intact
+
+    return Source(executor, move)
+
+
+class _Burst:
+    """Jobs of one tier that ran without a pause between them: together they tell its bandwidth."""
+
+    def __init__(self) -> None:
+        self.jobs = self._size = 0
+        self._began, self._ended = float("inf"), 0.0
+
+    def note(self, moved: _Moved, size: int) -> None:
+        self._began, self._ended = min(self._began, moved.began), max(self._ended, moved.ended)
+        self._size += size
+
+    def teach(self, tier: Tier) -> None:
+        if self._size:
+            tier.link.observe(self._size, self._ended - self._began)
+        self._began, self._ended, self._size = float("inf"), 0.0, 0
+
+
+def _timed(move: Callable[[], list[bool]]) -> _Moved:
+    began = time.perf_counter()
+    return _Moved(move(), began, time.perf_counter())

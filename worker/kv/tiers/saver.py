@@ -1,0 +1,168 @@
+"""The way down: named blocks of the main pool are copied to host memory, and from there to the slab file.
+
+Blocks are offered when they get their names and copied while they are of use, not when they are evicted:
+eviction then costs nothing, and no step waits for a copy. What is waiting are names, not blocks; a block that
+is evicted before its turn is lost. A block that is being copied is not written by a step (`settle`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future, wait
+from functools import partial
+from typing import NamedTuple
+
+from ..block_pool import BlockPool
+from .copies import Copies, Fence
+from .host_memory import HostMemory
+from .jobs import Jobs
+from .slots import Entry
+from .tier import Tier
+from .writer import Writer
+
+# blocks of one job: few, since a step may have to wait for the one that copies a block it wants
+BATCH = 8
+# blocks on their way at once
+MOST_COPIES = 64
+
+
+class Leaving(NamedTuple):
+    """A block whose sequence has to give it back. private: its name means something to that one alone."""
+
+    name: bytes
+    block: int
+    silent: bool = False
+    private: bool = False
+
+
+class Saver:
+    """writer: None without a slab file. All methods belong to the engine's thread."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        copies: Copies,
+        memory: HostMemory,
+        cpu: Tier,
+        jobs: Jobs,
+        executor: Executor,
+        writer: Writer | None,
+    ) -> None:
+        self.stall_s = 0.0
+        self.overtaken = 0
+        self._pool = pool
+        self._copies = copies
+        self._memory = memory
+        self._cpu = cpu
+        self._jobs = jobs
+        self._executor = executor
+        self._writer = writer
+        # names, and whether they are silent
+        self._waiting: dict[bytes, bool] = {}
+        self._copying: dict[int, Future[None]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._copying) or (self._writer is not None and self._writer.busy)
+
+    def offer(self, name: bytes, silent: bool) -> None:
+        """A block of the pool has got its name; what it holds is there once the steps submitted have run."""
+        if self._cpu.keeps and not self._cpu.holds(name):
+            self._waiting[name] = silent
+
+    def advance(self) -> None:
+        """Start what there is room for."""
+        if self._waiting and len(self._copying) < MOST_COPIES:
+            fence = self._copies.fence()
+            while self._waiting and len(self._copying) < MOST_COPIES:
+                if not self._start_batch(fence):
+                    break
+        if self._writer is not None:
+            self._writer.advance()
+
+    def settle(self, blocks: Iterable[int]) -> None:
+        """Waits until none of these blocks is being copied: the next step may write them."""
+        if not self._copying:
+            return
+        copying = {self._copying[block] for block in blocks if block in self._copying}
+        if copying:
+            began = time.perf_counter()
+            wait(copying)
+            self.stall_s += time.perf_counter() - began
+
+    def evacuate(self, leaving: Sequence[Leaving]) -> bool:
+        """Save blocks that the very next step may write, if there is a slot for each; whether there was."""
+        if not self._cpu.keeps:
+            return False
+        entries, pairs, public = [], [], []
+        complete = True
+        for name, block, silent, private in leaving:
+            if self._cpu.holds(name):
+                continue
+            entry = self._cpu.reserve(name, silent=silent or private)
+            if entry is None:
+                complete = False
+                continue
+            self._waiting.pop(name, None)
+            entries.append(entry)
+            pairs.append((block, self._memory.slab(entry.slot)))
+            if not private:
+                public.append(entry)
+        if not entries:
+            return complete
+        began = time.perf_counter()
+        ended = self._copies.save_before_next_step(pairs)
+        self.stall_s += time.perf_counter() - began
+        if ended is None:
+            self._saved(entries, public, None)
+        else:
+            self._jobs.run(self._executor, ended.synchronize, partial(self._saved, entries, public))
+        return complete
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+        if self._writer is not None:
+            self._writer.clear()
+
+    def _start_batch(self, fence: Fence) -> bool:
+        """One job of the oldest names; False where no slot is to be had."""
+        entries: list[Entry] = []
+        blocks: list[int] = []
+        while self._waiting and len(entries) < BATCH:
+            name = next(iter(self._waiting))
+            block = self._pool.find(name)
+            if block is None or self._cpu.holds(name):
+                self.overtaken += block is None
+                del self._waiting[name]
+                continue
+            entry = self._cpu.reserve(name, silent=self._waiting[name])
+            if entry is None:
+                break
+            del self._waiting[name]
+            entries.append(entry)
+            blocks.append(block)
+        if not entries:
+            return False
+        pairs = [(block, self._memory.slab(entry.slot)) for block, entry in zip(blocks, entries, strict=True)]
+        future = self._jobs.run(
+            self._executor,
+            partial(self._copies.save, pairs, fence),
+            partial(self._copied, entries, blocks),
+        )
+        self._copying.update(dict.fromkeys(blocks, future))
+        return True
+
+    def _copied(self, entries: list[Entry], blocks: list[int], outcome: BaseException | None) -> None:
+        for block in blocks:
+            self._copying.pop(block, None)
+        self._saved(entries, entries, outcome)
+
+    def _saved(self, entries: list[Entry], public: list[Entry], outcome: BaseException | None) -> None:
+        if isinstance(outcome, BaseException):
+            self._cpu.fail(outcome)
+            self._waiting.clear()
+        self._cpu.filled(entries, len(entries) * self._copies.slab_bytes)
+        if self._writer is not None:
+            self._writer.offer(entry for entry in public if not entry.discarded)

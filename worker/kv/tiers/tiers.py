@@ -1,0 +1,179 @@
+"""What the KV manager sees of the tiers below the main pool: keep this block, where is it, bring it back.
+
+Owns the order in which the parts are asked, and the choice between restoring and computing. All methods
+belong to the engine's thread; bytes move in others. Knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from ...config import RestorePolicy
+from ...protocol import Tier as TierName
+from ...protocol import TierStats
+from .jobs import Jobs
+from .loader import Load, Loader, Wanted
+from .saver import Leaving, Saver
+from .tier import Tier
+
+
+class Below(NamedTuple):
+    """A block that a tier holds. private: for one sequence only."""
+
+    name: bytes
+    tier: Tier
+    private: bool = False
+
+
+class KvTiers:
+    """tiers: fastest first; the first may be but a stage on the way to the second.
+
+    policy: whether restoring has to be faster than computing ("auto"), or is always done.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        saver: Saver,
+        loader: Loader,
+        jobs: Jobs,
+        *,
+        slab_bytes: int,
+        policy: RestorePolicy,
+        clear_file: Callable[[], None],
+        close: Callable[[], None],
+        staged: bool,
+    ) -> None:
+        self._tiers = tiers
+        self._public = tiers[1:] if staged else tiers
+        self._saver = saver
+        self._loader = loader
+        self._jobs = jobs
+        self._slab_bytes = slab_bytes
+        self._policy = policy
+        self._clear_file = clear_file
+        self._close = close
+        self._compute_s = float("inf")
+        self._idle_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is on its way, or waits to be."""
+        return self._jobs.outstanding > 0 or self._saver.busy
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds for which the engine stood still for a copy."""
+        return self._idle_s + self._saver.stall_s
+
+    def learn(self, compute_s: float) -> None:
+        """compute_s: seconds of computing the tokens of one block anew. Decides what is worth keeping."""
+        self._compute_s = compute_s
+        for tier in self._tiers:
+            seconds = self._slab_bytes / tier.link.measured_bytes_per_s
+            tier.keeps = tier.alive and (self._policy == "always" or seconds < compute_s)
+        if self._public is not self._tiers:
+            self._tiers[0].keeps = self._tiers[1].keeps
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Take in what has ended and start what there is room for; waits up to the timeout for something."""
+        began = time.perf_counter()
+        self._jobs.poll(timeout_s)
+        if timeout_s and self._loader.blocks:
+            self._idle_s += time.perf_counter() - began
+        self._saver.advance()
+
+    def keep(self, name: bytes, *, silent: bool) -> None:
+        """A block of the pool has got this name: have a copy of it, if it is worth that."""
+        self._saver.offer(name, silent)
+
+    def evacuate(self, leaving: Sequence[Leaving]) -> bool:
+        """Copy blocks that the very next step may write; whether there was room for all."""
+        return self._saver.evacuate(leaving)
+
+    def settle(self, blocks: Iterable[int]) -> None:
+        """Returns once the next step may write these blocks."""
+        self._saver.settle(blocks)
+
+    @property
+    def slowest(self) -> Tier:
+        return self._tiers[-1]
+
+    def find(self, name: bytes) -> Load | Below | None:
+        """Where a block that is not in the pool can be had."""
+        load = self._loader.find(name)
+        if load is not None:
+            return load
+        for tier in self._tiers:
+            if tier.slots.find(name) is not None:
+                return Below(name, tier)
+        return None
+
+    def find_private(self, name: bytes) -> Below | None:
+        """What one sequence left for itself."""
+        tier = self._tiers[0]
+        return None if tier.slots.find(name) is None else Below(name, tier, private=True)
+
+    def saved_s(self, blocks: float, tiers: Sequence[Tier]) -> float:
+        """Seconds won by bringing back one block from each of `tiers` and so not computing `blocks` anew.
+
+        The choice between restoring and computing: positive means restore.
+        """
+        if self._policy == "always":
+            return blocks
+        return blocks * self._compute_s - sum(
+            tier.link.seconds(count * self._slab_bytes + self._loader.queued_bytes(tier))
+            for tier, count in Counter(tiers).items()
+        )
+
+    def touch(self, names: Iterable[bytes]) -> None:
+        """These blocks are of use, wherever else they are."""
+        for name in names:
+            for tier in self._tiers:
+                tier.slots.touch(name)
+
+    def restore(self, wanted: Sequence[Wanted]) -> list[Load]:
+        """Bring blocks back, each of which a tier holds."""
+        return self._loader.start(wanted) if wanted else []
+
+    def reclaim(self) -> bool:
+        """Whether blocks came free when loads were waited for that nobody waits for any more."""
+        return self._loader.reclaim()
+
+    def join(self, load: Load) -> None:
+        self._loader.join(load)
+
+    def leave(self, loads: Iterable[Load]) -> None:
+        self._loader.leave(loads)
+
+    def discard(self, names: Iterable[bytes]) -> None:
+        """Private blocks that nobody needs any more."""
+        for name in names:
+            self._tiers[0].discard(name)
+
+    def loading_blocks(self) -> list[int]:
+        """Blocks of the pool to each of which a load holds a reference."""
+        return self._loader.blocks
+
+    def clear(self) -> int:
+        """Forget all blocks, on disk too; returns how many there were."""
+        self._saver.clear()
+        try:
+            self._clear_file()
+        except OSError as error:
+            self._tiers[-1].fail(error)
+        return sum(tier.clear() for tier in self._tiers)
+
+    def stats(self) -> dict[TierName, TierStats]:
+        return {tier.name: tier.stats() for tier in self._public}
+
+    def close(self) -> None:
+        """Ends all threads; what is not on disk by then is lost."""
+        self._close()
+
+    def check_integrity(self) -> None:
+        for tier in self._tiers:
+            tier.slots.check_integrity()

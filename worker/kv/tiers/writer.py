@@ -1,0 +1,94 @@
+"""From host memory on to the slab file, one block at a time in a thread of its own.
+
+Knows nothing of the main pool. What is waiting are entries of the host tier; where that is only a stage on
+the way, they stay pinned while they wait, and the way down is as fast as the disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from functools import partial
+
+from .host_memory import HostMemory
+from .jobs import Jobs
+from .slab_file import SlabFile
+from .slots import Entry
+from .tier import Tier
+
+# blocks on their way at once
+MOST_WRITES = 32
+
+
+class Writer:
+    """stage: host memory is no tier of its own. All methods belong to the engine's thread."""
+
+    def __init__(
+        self,
+        memory: HostMemory,
+        file: SlabFile,
+        cpu: Tier,
+        nvme: Tier,
+        jobs: Jobs,
+        executor: Executor,
+        *,
+        stage: bool,
+    ) -> None:
+        self._memory = memory
+        self._file = file
+        self._cpu = cpu
+        self._nvme = nvme
+        self._jobs = jobs
+        self._executor = executor
+        self._stage = stage
+        self._waiting: deque[Entry] = deque()
+        self._writing = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._writing)
+
+    def offer(self, entries: Iterable[Entry]) -> None:
+        """These blocks are in host memory now."""
+        if not self._nvme.keeps:
+            return
+        for entry in entries:
+            if not self._nvme.holds(entry.name):
+                self._waiting.append(self._cpu.slots.pin(entry) if self._stage else entry)
+
+    def advance(self) -> None:
+        """Start what there is room for; what was evicted from host memory meanwhile is lost."""
+        while self._waiting and self._writing < MOST_WRITES:
+            source = self._waiting.popleft()
+            target = None
+            if not (source.discarded or self._nvme.holds(source.name)):
+                target = self._nvme.reserve(source.name, silent=source.silent)
+            if target is not None:
+                self._start(source, target)
+            if self._stage:
+                self._cpu.slots.unpin(source)
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        if self._stage:
+            for entry in self._waiting:
+                self._cpu.slots.unpin(entry)
+        self._waiting.clear()
+
+    def _start(self, source: Entry, target: Entry) -> None:
+        self._cpu.slots.pin(source)
+        self._writing += 1
+        self._jobs.run(
+            self._executor,
+            partial(self._file.write, target, self._memory.pages(source.slot)),
+            partial(self._written, source, target),
+        )
+
+    def _written(self, source: Entry, target: Entry, outcome: BaseException | None) -> None:
+        self._writing -= 1
+        self._cpu.slots.unpin(source)
+        if isinstance(outcome, BaseException):
+            self._nvme.fail(outcome)
+            self.clear()
+        self._nvme.filled([target], self._file.form.slab_bytes)
