@@ -28,3 +28,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def smollm2() -> Path:
     """Folder of SmolLM2-135M-Instruct in Hugging Face form."""
     return resolve_model("smollm2-135m").folder
+
+
+@pytest.fixture(scope="session")
+def gemma3_270m() -> Path:
+    """Folder of Gemma 3 270M (the base model) in Hugging Face form."""
+    return resolve_model("gemma3-270m").folder

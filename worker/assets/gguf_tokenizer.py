@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF, rebuilt as tokenizer.json and tokenizer_config.json.
 
-Built with `tokenizers` alone. How text is split before the merges is named by the GGUF (`tokenizer.ggml.pre`)
-and looked up here; a split that is not in the table is an error, since a near one would give other tokens.
+Built with `tokenizers` alone. How a byte-level one splits text before the merges is named by the GGUF
+(`tokenizer.ggml.pre`) and looked up here; a split that is not in the table is an error, since a near one
+would give other tokens.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from .errors import ModelError
+from .gguf_sentencepiece import TokenType, sentencepiece_tokenizer
 
-_CONTROL = 3
-_USER_DEFINED = 4
+_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
 _USE_ORIGINAL = "Serve the model's original folder, with its tokenizer.json, instead."
 # chat models end a turn with these even where the GGUF names only the end of text
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
@@ -60,26 +61,45 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> list[int]:
 
 
 def _build(fields: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+    if len(set(tokens)) != len(tokens):
+        raise ModelError("The GGUF's vocabulary names a token twice.", _USE_ORIGINAL)
+    types: list[int] = fields.get("tokenizer.ggml.token_type") or []
+    if fields.get("tokenizer.ggml.model") == _SENTENCEPIECE:
+        tokenizer = sentencepiece_tokenizer(
+            tokens,
+            types,
+            fields.get("tokenizer.ggml.scores") or [],
+            unknown=fields.get("tokenizer.ggml.unknown_token_id"),
+            space_prefix=fields.get("tokenizer.ggml.add_space_prefix", True),
+        )
+    else:
+        tokenizer = _byte_level_tokenizer(fields, tokens)
+    of_type = {
+        kind: [
+            AddedToken(token, normalized=False)
+            for token, type_ in zip(tokens, types, strict=False)
+            if type_ == kind
+        ]
+        for kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    }
+    # all at once: each call builds the automaton that finds them anew
+    tokenizer.add_special_tokens(of_type[TokenType.CONTROL])
+    tokenizer.add_tokens(of_type[TokenType.USER_DEFINED])
+    return tokenizer
+
+
+def _byte_level_tokenizer(fields: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     kind, split = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2" or split not in _SPLITS:
+    if kind != _BYTE_LEVEL or split not in _SPLITS:
         raise ModelError(
-            f"The GGUF has a tokenizer of kind {kind} ({split}), which cannot be converted; "
-            f"byte-level ones with these splits can: {', '.join(_SPLITS)}.",
+            f"The GGUF has a tokenizer of kind {kind} ({split}), which cannot be converted; sentencepiece "
+            f"ones (llama) can, and byte-level ones (gpt2) with these splits: {', '.join(_SPLITS)}.",
             _USE_ORIGINAL,
         )
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise ModelError("The GGUF's vocabulary names a token twice.", _USE_ORIGINAL)
     merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges") or []]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = _SPLITS[split]()
     tokenizer.decoder = decoders.ByteLevel()
-    types = fields.get("tokenizer.ggml.token_type") or []
-    for token, type_ in zip(tokens, types, strict=False):
-        if type_ == _CONTROL:
-            tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-        elif type_ == _USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, normalized=False)])
     return tokenizer
 
 
@@ -113,6 +133,8 @@ def _end_ids(fields: Mapping[str, Any], tokens: list[str]) -> list[int]:
     types = fields.get("tokenizer.ggml.token_type") or []
     template = json.dumps(_chat_template(fields), ensure_ascii=False)
     turns = [
-        i for i, t in enumerate(types) if t == _CONTROL and tokens[i] in _TURN_ENDS and tokens[i] in template
+        i
+        for i, t in enumerate(types)
+        if t == TokenType.CONTROL and tokens[i] in _TURN_ENDS and tokens[i] in template
     ]
     return list(dict.fromkeys(i for i in (*named, *turns) if i is not None))

@@ -67,7 +67,7 @@ def test_the_config_is_the_checkpoints(make_gguf: MakeGguf, tmp_path: Path) -> N
     assert info.architecture == "LlamaForCausalLM"
     assert (info.hidden_size, info.intermediate_size, info.layers) == (32, 64, 2)
     assert (info.heads, info.kv_heads, info.head_dim) == (4, 2, 8)
-    assert (info.rms_norm_eps, info.rope_theta, info.max_position_embeddings) == (1e-5, 1e4, 128)
+    assert (info.rms_norm_eps, info.rope.theta, info.max_position_embeddings) == (1e-5, 1e4, 128)
     assert info.tie_word_embeddings
     assert info.dtype == "bfloat16"
 
