@@ -62,6 +62,14 @@ class CacheConfig(Frozen):
     kv_cache_dtype: KvCacheDtype = Field(
         "auto", description="of cached K and V, a scale per token and head; auto is the model's, unscaled"
     )
+    window: int | None = Field(
+        None,
+        ge=1,
+        description="let layers see so many tokens back at most, without a limit of length; all if not given",
+    )
+    attention_sinks: int = Field(
+        0, ge=0, description="first tokens that stay in sight beside the window, as StreamingLLM has it"
+    )
     enable_prefix_caching: bool = Field(True, description="share full blocks between equal prefixes")
     cpu_kv_gib: float = Field(
         0.0, ge=0, description="host memory per worker for KV blocks that leave the main pool, in GiB"
@@ -79,6 +87,12 @@ class CacheConfig(Frozen):
     def _tiers_hold_what_has_a_name(self) -> Self:
         if not self.enable_prefix_caching and (self.cpu_kv_gib or self.nvme_kv_path is not None):
             raise ValueError("cpu_kv_gib and nvme_kv_path need enable_prefix_caching")
+        return self
+
+    @model_validator(mode="after")
+    def _sinks_need_a_window(self) -> Self:
+        if self.attention_sinks and self.window is None:
+            raise ValueError("attention_sinks need a window")
         return self
 
 

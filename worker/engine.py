@@ -237,7 +237,8 @@ class Engine:
         seconds, self._last_read = now - max(done.began, self._last_read), now
         self._steps += 1
         decodes = sum(chunk.count == 1 for chunk in plan.chunks)
-        kv_tokens = sum(chunk.start + chunk.count for chunk in plan.chunks)
+        read = self._runner.groups.tokens_read
+        kv_tokens = sum(read(chunk.start + chunk.count) for chunk in plan.chunks)
         self._model.step_time.observe(seconds, plan.tokens - decodes, kv_tokens, decodes)
 
     def _note_stats(self) -> None:
@@ -254,7 +255,7 @@ class Engine:
             waiting=len(batcher.waiting),
             max_running=self._config.batch.max_num_seqs,
             waiting_prefill_tokens=sum(seq.remaining for seq in live if not seq.decoding),
-            running_kv_tokens=sum(seq.computed for seq in batcher.running),
+            running_kv_tokens=sum(self._runner.groups.tokens_read(seq.computed) for seq in batcher.running),
             total_blocks=pool.total,
             free_blocks=pool.free,
             cached_blocks=pool.cached,

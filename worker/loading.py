@@ -28,6 +28,8 @@ from .step_time import StepTimeModel
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+# "max_model_len" of a model that generates without end, for which memory and angles set no limit
+ENDLESS = (1 << 31) - 1
 # set aside for each recorded decode graph: its nodes, and its share of the pool that all of them use
 GRAPH_BYTES = 4 << 20
 
@@ -71,6 +73,7 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
             fingerprint="dummy" if dummy else fingerprint(config.model.folder),
             quantization=config.model.quantization,
             block_size=config.cache.block_size,
+            attention=_attention(config),
             kv_dtype=str(runner.kv_dtype).removeprefix("torch."),
         ),
         kv_bytes_per_token=runner.block_bytes * len(runner.groups) // config.cache.block_size,
@@ -78,8 +81,22 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
     )
 
 
+def _attention(config: EngineConfig) -> str:
+    """Name of attention that is not the model's own: deeper layers' KV depends on what was in sight."""
+    cache = config.cache
+    return "" if cache.window is None else f"window {cache.window}, {cache.attention_sinks} sinks"
+
+
 def _model_len(config: EngineConfig, info: ModelInfo) -> int:
     wanted, limit = config.model.max_model_len, info.max_position_embeddings
+    if config.cache.window is not None:
+        in_sight = config.cache.window + config.cache.attention_sinks
+        if in_sight > limit:
+            raise ModelError(
+                f"Window and sinks put {in_sight} tokens in sight; the model was made for {limit}.",
+                f"Pass --window and --attention-sinks of at most {limit} together.",
+            )
+        return wanted or ENDLESS
     if wanted is not None and wanted > limit:
         raise ModelError(
             f"--max-model-len {wanted} is more than the {limit} positions the model was made for.",
@@ -141,6 +158,12 @@ def _fit_length(config: EngineConfig, runner: ModelRunner, max_len: int, blocks:
     capacity = runner.groups.most_tokens(blocks, runner.block_size, chunk, limit=max_len)
     if capacity == max_len:
         return max_len
+    if max_len == ENDLESS:
+        needed = runner.groups.most_blocks(ENDLESS, runner.block_size, chunk)
+        raise ModelError(
+            f"--window {config.cache.window} takes {needed} KV blocks for a sequence; there are {blocks}.",
+            "Give the KV cache more memory, or pass a smaller --window or --max-num-batched-tokens.",
+        )
     if not capacity:
         raise ModelError(
             f"{blocks} KV blocks hold no sequence, which has a block in each of {len(runner.groups)} groups.",

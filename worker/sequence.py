@@ -60,19 +60,31 @@ class Request:
 class BlockList:
     """A sequence's blocks in one KV group.
 
-    ids: entry i holds the sequence's i-th block, or the pool's scratch block once it slid out of the window.
-    slid: entries from the sinks' on to here did.
+    ids: an entry per block, in order; the pool's scratch block once a block slid out of the window.
+    slid: the blocks from the sinks' on to here did.
+    dropped: so many of these have no entry any more, behind the first `kept` entries.
     """
 
     ids: list[int]
     slid: int = 0
+    kept: int = 0
+    dropped: int = 0
+
+    @property
+    def end(self) -> int:
+        """Blocks of the sequence, whether they have an entry or not."""
+        return self.dropped + len(self.ids)
+
+    def whole(self, nothing: int) -> list[int]:
+        """An entry for each block of the sequence, `nothing` where there is none."""
+        return [*self.ids[: self.kept], *[nothing] * self.dropped, *self.ids[self.kept :]]
 
 
 @dataclass(eq=False)
 class Sequence:
     """Mutable: the batcher moves it between states, the KV manager owns `blocks` and `hashes`.
 
-    blocks: one list per KV group, as long as each other; none while nothing is held.
+    blocks: one list per KV group, all to the same end; none while nothing is held.
     restoring: whether some of its blocks are on their way from a lower tier; it computes nothing till then.
     pending: tokens that a step in flight samples; they follow `tokens`, and only the device knows them yet.
     computed: tokens whose keys and values are there once the steps in flight have run.

@@ -37,11 +37,12 @@ def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tenso
     pages = torch.randperm(len(runner.kv.slabs) - 1, generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [BlockList(pages[g * used : (g + 1) * used]) for g in range(groups)]
     seq = Sequence(request, 0, 0, tokens, [], blocks=blocks)
-    tables, rows = BlockTables(1, used, BLOCK, groups), []
+    tables, rows = BlockTables(1, [used] * groups, BLOCK, runner.groups), []
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         batch, _ = lay_out((Chunk(seq, start, end - start, samples=True),), tables, BLOCK, {})
-        tensors = [torch.from_numpy(array) for array in batch]
-        inputs = as_input(tensors, max_query=end - start, max_context=end, decodes=0)
+        tensors = [torch.from_numpy(array) for array in batch.arrays]
+        maxima = {"max_query": end - start, "max_context": batch.max_context}
+        inputs = as_input(tensors, runner.groups, **maxima, decodes=0)
         rows.append(runner.model.logits(runner._forward(inputs)))
     return torch.cat(rows)
 

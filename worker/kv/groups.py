@@ -2,7 +2,9 @@
 page of the same pool. Torch-free arithmetic: which layer lies where, and how many blocks tokens need.
 
 A layer that sees all of the past keeps all blocks of a sequence; one that sees a window gives back what slid
-out of it. Knows nothing of sequences, pools or tensors.
+out of it, and in time its list of blocks drops their entries. So a group counts the tokens it lists in a
+frame of its own: frame 0 has all of a sequence's tokens, that of a window leaves out what was dropped.
+Knows nothing of sequences, pools or tensors.
 """
 
 from __future__ import annotations
@@ -11,9 +13,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 
 # each group has a block table in every step
 MAX_GROUPS = 8
+# lists drop entries for so many tokens at a time: kernels split keys at multiples of this or of less, so a
+# token meets the same keys in the same splits whatever was dropped before them
+DROPPED_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,9 @@ class WindowRule:
         """The first token, sinks aside, that one at `position` sees."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
+    def most_seen(self, context: int) -> int:
+        return context if self.window is None else min(context, self.sinks + self.window)
+
     def most_blocks(self, tokens: int, block_size: int, chunk: int) -> int:
         """Blocks that `tokens` tokens hold at most, while they are computed in chunks of up to `chunk`."""
         blocks = -(-tokens // block_size)
@@ -36,8 +45,36 @@ class WindowRule:
         live = -(-(self.window - 1 + chunk) // block_size) + 1
         return min(blocks, -(-self.sinks // block_size) + live)
 
+    def kept_entries(self, block_size: int) -> int:
+        """Entries at the front of a list that are never dropped: those of the sinks, in whole units."""
+        unit = drop_unit(block_size)
+        return -(-self.sinks // (unit * block_size)) * unit
+
+    def most_entries(self, tokens: int, block_size: int, chunk: int) -> int:
+        """Of a list of blocks: those held, and those that have still to be dropped."""
+        blocks = -(-tokens // block_size)
+        if self.window is None:
+            return blocks
+        live = -(-(self.window - 1 + chunk) // block_size) + 1
+        return min(blocks, self.kept_entries(block_size) + drop_unit(block_size) - 1 + live)
+
+
+def drop_unit(block_size: int) -> int:
+    """Blocks whose entries are dropped together."""
+    return lcm(DROPPED_TOKENS, block_size) // block_size
+
 
 FULL = WindowRule()
+
+
+def layer_rules(windows: Sequence[int | None], window: int | None = None, sinks: int = 0) -> list[WindowRule]:
+    """Of each layer, by the model's own windows and, if there is one, a window for those that see farther."""
+    return [
+        WindowRule(own)
+        if window is None or (own is not None and own <= window)
+        else WindowRule(window, sinks)
+        for own in windows
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +121,36 @@ class KvGroups:
             for place, layer in enumerate(group.layers)
         }
 
+    @cached_property
+    def frames(self) -> tuple[int, ...]:
+        """Of each group, its frame: 0 without a window, else one that groups of the same rule share."""
+        rules = [FULL, *dict.fromkeys(group.rule for group in self.groups if group.rule != FULL)]
+        return tuple(rules.index(group.rule) for group in self.groups)
+
+    @cached_property
+    def windowed(self) -> tuple[int, ...]:
+        """Of each frame but frame 0, the first group in it."""
+        return tuple(self.frames.index(frame) for frame in range(1, max(self.frames) + 1))
+
+    @property
+    def sink_span(self) -> int | None:
+        """Tokens that a layer with sinks sees at once, None where none has any."""
+        rules = [group.rule for group in self.groups if group.rule.sinks and group.rule.window]
+        return rules[0].sinks + (rules[0].window or 0) if rules else None
+
     def rule_of(self, layer: int) -> WindowRule:
         return self.groups[self.places[layer][0]].rule
+
+    def tokens_read(self, context: int) -> int:
+        """Tokens that one behind `context` others reads, on average over the layers."""
+        if len(self.groups) == 1 and self.groups[0].rule is FULL:
+            return context
+        read = sum(len(group.layers) * group.rule.most_seen(context) for group in self.groups)
+        return read // len(self.places)
+
+    def most_entries(self, tokens: int, block_size: int, chunk: int) -> tuple[int, ...]:
+        """Of each group, in a list of blocks."""
+        return tuple(group.rule.most_entries(tokens, block_size, chunk) for group in self.groups)
 
     def most_blocks(self, tokens: int, block_size: int, chunk: int) -> int:
         """Blocks of all groups that a sequence of `tokens` tokens holds at most."""

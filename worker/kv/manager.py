@@ -9,10 +9,11 @@ that writes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..sequence import BlockList, Sequence
 from .block_pool import BlockPool
-from .groups import PLAIN, KvGroups, WindowRule
+from .groups import PLAIN, KvGroups, WindowRule, drop_unit
 from .hashing import extend_chain, group_hash
 from .prefix import Places, find_prefix
 from .restorer import Place, Prefix, Restorer
@@ -41,6 +42,7 @@ class KvManager:
         self._max_chunk = max_chunk
         self._rules = [group.rule for group in groups.groups]
         self._sliding = [(g, rule) for g, rule in enumerate(self._rules) if rule.window is not None]
+        self._unit = drop_unit(block_size)
         self._copies: dict[int, int] = {}
         self._restorer = None if tiers is None else Restorer(tiers, pool, self._rules, block_size)
 
@@ -86,6 +88,8 @@ class KvManager:
                 seq.blocks.append(BlockList(ids, found.slid))
         else:
             seq.blocks = self._restorer.attach(seq, prefix, self._reusable(seq))
+        for g, rule in self._sliding:
+            self._drop(rule, seq.blocks[g])
         seq.committed, seq.computed = prefix.named, prefix.tokens
         if not seq.restoring:
             self._count_hit(seq)
@@ -107,11 +111,11 @@ class KvManager:
         """
         if self._sliding:
             self._slide(seq)
-        pool, written = self.pool, seq.computed // self.block_size
+        pool, written, first = self.pool, seq.computed // self.block_size, seq.blocks[0]
+        end = first.dropped + len(first.ids)
+        missing = -(-(seq.computed + count) // self.block_size) - end
         # a block that is being written is shared in all groups or none: only forks share it
-        first = seq.blocks[0].ids
-        missing = -(-(seq.computed + count) // self.block_size) - len(first)
-        shared = written < len(first) and pool.refs(first[written]) > 1
+        shared = written < end and pool.refs(first.ids[written - first.dropped]) > 1
         if missing <= 0 and not shared:
             return True
         missing = max(missing, 0)
@@ -120,8 +124,9 @@ class KvManager:
             return False
         for own in seq.blocks:
             if shared:
-                source, target = own.ids[written], fresh.pop()
-                own.ids[written] = target
+                entry = written - own.dropped
+                source, target = own.ids[entry], fresh.pop()
+                own.ids[entry] = target
                 self._copies[target] = source
                 pool.release([source])
             own.ids += [fresh.pop() for _ in range(missing)]
@@ -144,17 +149,17 @@ class KvManager:
             seq.hashes.extend(extend_chain(parent, tokens, self.block_size))
         if self._prefix_caching:
             for g, own in enumerate(seq.blocks):
-                for i in range(seq.committed, full):
-                    # where the window is shorter than a block, it may be gone before its last token is known
-                    if own.ids[i] != self.pool.scratch:
-                        self._name(own.ids[i], group_hash(seq.hashes[i], g), i, silent=g > 0)
+                # where the window is shorter than a block, that may be gone before its last token is known
+                for i in range(max(seq.committed, own.slid), full):
+                    block = own.ids[i - own.dropped]
+                    self._name(block, group_hash(seq.hashes[i], g), i, silent=g > 0)
         seq.committed = full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child shares all of the parent's blocks; whoever writes into the last one first copies it."""
         for own in parent.blocks:
             self.pool.share(own.ids)
-        child.blocks = [BlockList([*own.ids], own.slid) for own in parent.blocks]
+        child.blocks = [replace(own, ids=[*own.ids]) for own in parent.blocks]
         child.hashes = list(parent.hashes)
         child.committed = parent.committed
         child.computed = parent.computed
@@ -215,11 +220,24 @@ class KvManager:
             first = max(own.slid, self.blocks_for(rule.sinks))
             end = rule.first_seen(seq.computed) // self.block_size
             if first < end:
+                entries = slice(first - own.dropped, end - own.dropped)
                 nothing = [self.pool.scratch] * (end - first)
                 self.pool.share(nothing)
-                self.pool.release(own.ids[first:end])
-                own.ids[first:end] = nothing
+                self.pool.release(own.ids[entries])
+                own.ids[entries] = nothing
                 own.slid = end
+                self._drop(rule, own)
+
+    def _drop(self, rule: WindowRule, own: BlockList) -> None:
+        """Forget entries of what slid out, so that lists and tables stay short however long the sequence."""
+        kept = rule.kept_entries(self.block_size)
+        dropped = (own.slid - kept) // self._unit * self._unit
+        if dropped > own.dropped:
+            gone = slice(kept, kept + dropped - own.dropped)
+            self.pool.release(own.ids[gone])
+            # another list, by which tables see that entries moved
+            own.ids = [*own.ids[: gone.start], *own.ids[gone.stop :]]
+            own.kept, own.dropped = kept, dropped
 
     def check_integrity(self, holders: list[Sequence], waiting: Iterable[Sequence] = ()) -> None:
         """Raises AssertionError unless the pool is sound and its references are the sequences' blocks.
@@ -234,7 +252,7 @@ class KvManager:
                 refs[block] += 1
         for seq in holders:
             assert len(seq.blocks) == len(self._rules), "a group without a list of blocks"
-            assert len({len(own.ids) for own in seq.blocks}) == 1, "groups of unlike length"
+            assert len({own.end for own in seq.blocks}) == 1, "groups of unlike length"
             for rule, own in zip(self._rules, seq.blocks, strict=True):
                 self._check_blocks(seq, rule, own)
                 for block in own.ids:
@@ -245,10 +263,12 @@ class KvManager:
             )
 
     def _check_blocks(self, seq: Sequence, rule: WindowRule, own: BlockList) -> None:
-        size, scratch = self.block_size, self.pool.scratch
-        assert len(own.ids) >= self.blocks_for(seq.computed), "computed tokens without a block"
-        sinks, live = self.blocks_for(rule.sinks), rule.first_seen(seq.computed) // size
-        for i, block in enumerate(own.ids):
+        scratch, kept = self.pool.scratch, rule.kept_entries(self.block_size)
+        assert own.end >= self.blocks_for(seq.computed), "computed tokens without a block"
+        assert own.dropped == max(own.slid - kept, 0) // self._unit * self._unit, "entries not dropped"
+        sinks, live = self.blocks_for(rule.sinks), rule.first_seen(seq.computed) // self.block_size
+        for entry, block in enumerate(own.ids):
+            i = entry if entry < kept else entry + own.dropped
             if i < sinks or i >= live:
                 assert block != scratch, "a block that is still seen was given back"
             elif i < own.slid:

@@ -141,14 +141,15 @@ class Restorer:
         leaving, rest = [], []
         end = -(-seq.computed // self._block_size)
         for g, own in enumerate(seq.blocks):
+            ids = own.whole(self._pool.scratch)
             named = [group_hash(name, g) for name in seq.hashes[: seq.committed]]
             names = [
                 None if block == self._pool.scratch else os.urandom(HASH_BYTES)
-                for block in own.ids[seq.committed : end]
+                for block in ids[seq.committed : end]
             ]
             for i, name in enumerate([*named, *names]):
-                if name is not None and own.ids[i] != self._pool.scratch:
-                    block = copies.get(own.ids[i], own.ids[i])
+                if name is not None and ids[i] != self._pool.scratch:
+                    block = copies.get(ids[i], ids[i])
                     leaving.append(Leaving(name, block, silent=g > 0, private=i >= seq.committed))
             rest.append(names)
         swap = _Swap(seq.committed, seq.computed, rest)

@@ -20,7 +20,7 @@ from ..assets.errors import ModelError
 from ..kv.groups import KvGroups
 from ..layers.linear import Linear, LinearOptions
 from ..layers.norm import HeadNorms, RmsNorm
-from ..layers.rotary import Angles, rope_table
+from ..layers.rotary import Angles, make_rope
 from .model import Metas
 from .projections import down_projection, gate_up_projection, out_projection, qkv_projection
 from .weights import Weights
@@ -36,7 +36,8 @@ class Gemma3Attention:
         self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
     ) -> None:
         self.group, self.place = groups.places[layer]
-        self.options = AttentionOptions(groups.rule_of(layer).window, invariant=linear.invariant)
+        rule = groups.rule_of(layer)
+        self.options = AttentionOptions(rule.window, rule.sinks, invariant=linear.invariant)
         self.scale = float(info.raw["query_pre_attn_scalar"]) ** -0.5
         self.heads, self.kv_heads, self.head_dim = info.heads, info.kv_heads, info.head_dim
         prefix = f"model.layers.{layer}"
@@ -51,8 +52,8 @@ class Gemma3Attention:
         qkv_TN = self.qkv.of_norm(None, residual_TD, self.norm)
         qkv_THD = qkv_TN.view(T, self.heads + 2 * self.kv_heads, self.head_dim)
         self.head_norms(qkv_THD)
-        q_THD = ops.rotary_store(qkv_THD, *angles, meta.slots_T, kv, self.place)
-        o_THD = ops.paged_attention(q_THD, kv, self.place, meta, self.scale, self.options)
+        q_THD, q_sink_THD = angles.turn(qkv_THD, meta.slots_T, kv, self.place, sinks=self.options.sinks > 0)
+        o_THD = ops.paged_attention(q_THD, kv, self.place, meta, self.scale, self.options, q_sink_THD)
         self.post_norm.add_to(self.out(o_THD.reshape(T, -1)), residual_TD)
 
 
@@ -92,7 +93,7 @@ class Gemma3Model:
         info: ModelInfo,
         groups: KvGroups,
         weights: Weights,
-        max_positions: int,
+        max_positions: int | None,
         device: torch.device,
         linear: LinearOptions,
     ) -> None:
@@ -106,13 +107,14 @@ class Gemma3Model:
         if not info.tie_word_embeddings:
             head_VD = weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
         self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
-        self.rope_PR, self.window_rope_PR = (
-            rope_table(rope, info.head_dim, max_positions, device) for rope in (info.rope, info.window_rope)
+        self.rope, self.window_rope = (
+            make_rope(rope, info.head_dim, max_positions, groups.sink_span, device)
+            for rope in (info.rope, info.window_rope)
         )
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
-        full, windowed = (Angles(table_PR, positions_T) for table_PR in (self.rope_PR, self.window_rope_PR))
+        full, windowed = self.rope.angles(positions_T), self.window_rope.angles(positions_T)
         residual_TD = ops.embed(tokens_T, self.embedding_VD, self.embedding_scale)
         for layer in self.layers:
             layer(residual_TD, windowed if layer.windowed else full, kv, metas)

@@ -16,7 +16,7 @@ from ..assets.checkpoint import ModelInfo
 from ..kv.groups import KvGroups
 from ..layers.linear import Linear, LinearOptions
 from ..layers.norm import RmsNorm
-from ..layers.rotary import Angles, rope_table
+from ..layers.rotary import Angles, make_rope
 from .model import Metas
 from .projections import down_projection, gate_up_projection, out_projection, qkv_projection
 from .weights import Weights
@@ -27,7 +27,8 @@ class LlamaAttention:
         self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
     ) -> None:
         self.group, self.place = groups.places[layer]
-        self.options = AttentionOptions(groups.rule_of(layer).window, invariant=linear.invariant)
+        rule = groups.rule_of(layer)
+        self.options = AttentionOptions(rule.window, rule.sinks, invariant=linear.invariant)
         self.heads, self.kv_heads, self.head_dim = info.heads, info.kv_heads, info.head_dim
         norm = weights.take(f"model.layers.{layer}.input_layernorm.weight", info.hidden_size)
         self.norm = RmsNorm(norm, info.rms_norm_eps)
@@ -46,8 +47,10 @@ class LlamaAttention:
         T, meta = residual_TD.shape[0], metas[self.group]
         qkv_TN = self.qkv.of_norm(x_TD, residual_TD, self.norm)
         qkv_THD = qkv_TN.view(T, self.heads + 2 * self.kv_heads, self.head_dim)
-        q_THD = ops.rotary_store(qkv_THD, *angles, meta.slots_T, kv, self.place)
-        o_THD = ops.paged_attention(q_THD, kv, self.place, meta, self.head_dim**-0.5, self.options)
+        q_THD, q_sink_THD = angles.turn(qkv_THD, meta.slots_T, kv, self.place, sinks=self.options.sinks > 0)
+        o_THD = ops.paged_attention(
+            q_THD, kv, self.place, meta, self.head_dim**-0.5, self.options, q_sink_THD
+        )
         return self.out.add_to(o_THD.reshape(T, -1), residual_TD)
 
 
@@ -91,7 +94,7 @@ class LlamaModel:
         info: ModelInfo,
         groups: KvGroups,
         weights: Weights,
-        max_positions: int,
+        max_positions: int | None,
         device: torch.device,
         linear: LinearOptions,
     ) -> None:
@@ -103,14 +106,14 @@ class LlamaModel:
             self.embedding_VD if tied else weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
         )
         self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
-        self.rope_PR = rope_table(info.rope, info.head_dim, max_positions, device)
+        self.rope = make_rope(info.rope, info.head_dim, max_positions, groups.sink_span, device)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards.
 
         metas: of each KV group.
         """
-        angles = Angles(self.rope_PR, positions_T)
+        angles = self.rope.angles(positions_T)
         x_TD: Tensor | None = None
         # in fp32: sixty bf16 roundings of one sum cost more accuracy than all products together
         residual_TD = ops.embed(tokens_T, self.embedding_VD)

@@ -27,11 +27,11 @@ class Model(Protocol):
         info: ModelInfo,
         groups: KvGroups,
         weights: Weights,
-        max_positions: int,
+        max_positions: int | None,
         device: torch.device,
         linear: LinearOptions,
     ) -> None:
-        """max_positions: tokens of a sequence. Raises ModelError for weights that are not as `info` says."""
+        """max_positions: tokens of a sequence, None for no limit. Raises ModelError for weights that are not as `info` says."""
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""

@@ -6,8 +6,9 @@ Pure construction on the host, in numpy. Sending is `buffers.py`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +17,34 @@ from torch import Tensor
 from decodefleet.kernels.ops import AttentionMetadata
 
 from ..batcher import Chunk
+from ..kv.groups import KvGroups
 from ..sequence import Sequence
 from .block_tables import BlockTables
 
 
-class BatchArrays(NamedTuple):
+@dataclass(frozen=True)
+class BatchArrays:
     """What the model reads; meanings are those of `AttentionMetadata`.
 
-    ids_NT: tokens, positions, and the slots in each KV group. tables_GBM: the block table of each.
-    A graph reads these at fixed addresses, so they lead whatever else is sent.
+    ids_NT: tokens; positions in each frame (see `kv.groups`), frame 0 first; slots in each KV group.
+    context_FB: of each frame. tables: of each group, [B, M] with an M of its own. max_context: of each frame.
     """
 
     ids_NT: NDArray[np.int64]
     query_start_B1: NDArray[np.int32]
-    context_B: NDArray[np.int32]
-    tables_GBM: NDArray[np.int32]
+    context_FB: NDArray[np.int32]
+    tables: tuple[NDArray[np.int32], ...]
+    max_context: tuple[int, ...]
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """As they are sent. A graph reads these at fixed addresses, so they lead whatever else is."""
+        return [self.ids_NT, self.query_start_B1, self.context_FB, *self.tables]
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """metas: of each KV group."""
+    """positions_T: in the sequence. metas: of each KV group."""
 
     tokens_T: Tensor
     positions_T: Tensor
@@ -51,57 +60,89 @@ def lay_out(
     """
     tokens: list[int] = []
     positions: list[int] = []
-    slots: list[list[int]] = [[] for _ in range(tables.groups)]
     query_start, context, fed, sampled = [0], [], [], []
     # lists, since a step on CPU leaves the caches cold, where each call of numpy costs many microseconds
     for chunk in chunks:
-        seq, start, count = chunk.seq, chunk.start, chunk.count
-        end = start + count
+        seq, start, end = chunk.seq, chunk.start, chunk.start + chunk.count
         tokens += seq.tokens[start:end]
         if end > len(seq.tokens):
             fed.append(len(tokens))
             sampled.append(previous[seq])
             tokens.append(0)
         positions += range(start, end)
-        # most chunks are a single token
-        block, offset = divmod(start, block_size)
-        for own, places in zip(seq.blocks, slots, strict=True):
-            blocks = own.ids
-            if count == 1:
-                places.append(blocks[block] * block_size + offset)
-            else:
-                places += [blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
         query_start.append(len(tokens))
         context.append(end)
+    frames = [(positions, context), *(_frame(chunks, group, block_size) for group in tables.groups.windowed)]
+    slots = [_slots(chunks, group, block_size) for group in range(len(tables.groups))]
+    longest = tuple(max(ends) for _, ends in frames)
     batch = BatchArrays(
-        np.array([tokens, positions, *slots]),
+        np.array([tokens, *(places for places, _ in frames), *slots]),
         np.array(query_start, dtype=np.int32),
-        np.array(context, dtype=np.int32),
-        tables.gather(chunks, -(-max(context) // block_size)),
+        np.array([ends for _, ends in frames], dtype=np.int32),
+        tables.gather(chunks, [-(-tokens // block_size) for tokens in longest]),
+        longest,
     )
     return batch, np.array([fed, sampled], dtype=np.int64)
 
 
-def empty_batch(groups: int) -> BatchArrays:
+def _frame(chunks: tuple[Chunk, ...], group: int, block_size: int) -> tuple[list[int], list[int]]:
+    """Positions and contexts without what the group's lists dropped."""
+    positions: list[int] = []
+    context = []
+    for chunk in chunks:
+        start = chunk.start - chunk.seq.blocks[group].dropped * block_size
+        positions += range(start, start + chunk.count)
+        context.append(start + chunk.count)
+    return positions, context
+
+
+def _slots(chunks: tuple[Chunk, ...], group: int, block_size: int) -> list[int]:
+    """Where each token's key and value go."""
+    slots: list[int] = []
+    for chunk in chunks:
+        own, start = chunk.seq.blocks[group], chunk.start
+        blocks, dropped = own.ids, own.dropped
+        # most chunks are a single token
+        if chunk.count == 1:
+            slots.append(blocks[start // block_size - dropped] * block_size + start % block_size)
+        else:
+            span = range(start, start + chunk.count)
+            slots += [blocks[p // block_size - dropped] * block_size + p % block_size for p in span]
+    return slots
+
+
+def empty_batch(groups: KvGroups) -> BatchArrays:
     """No sequences."""
-    counts, tables = np.zeros(0, dtype=np.int32), np.zeros((groups, 0, 0), dtype=np.int32)
-    return BatchArrays(np.zeros((2 + groups, 0), dtype=np.int64), counts, counts, tables)
+    frames, nothing = 1 + len(groups.windowed), np.zeros((0, 0), dtype=np.int32)
+    return BatchArrays(
+        np.zeros((1 + frames + len(groups), 0), dtype=np.int64),
+        np.zeros(0, dtype=np.int32),
+        np.zeros((frames, 0), dtype=np.int32),
+        (nothing,) * len(groups),
+        (0,) * frames,
+    )
 
 
-def pad_decode(batch: BatchArrays, rows: int, width: int, *, scratch: int, block_size: int) -> BatchArrays:
+def pad_decode(
+    batch: BatchArrays, rows: int, widths: Rows[int], *, scratch: int, block_size: int
+) -> BatchArrays:
     """A batch of single tokens in the shape of a larger one; the rows added write to the block `scratch`.
 
-    rows: sequences; width: blocks of a row of the table.
+    rows: sequences; widths: blocks of a row of each group's table.
     """
-    G, B, M = batch.tables_GBM.shape
-    ids_NT = np.zeros((2 + G, rows), dtype=np.int64)
+    N, B = batch.ids_NT.shape
+    ids_NT = np.zeros((N, rows), dtype=np.int64)
     ids_NT[:, :B] = batch.ids_NT
-    ids_NT[2:, B:] = scratch * block_size
-    context_B = np.ones(rows, dtype=np.int32)
-    context_B[:B] = batch.context_B
-    tables_GBM = np.full((G, rows, width), scratch, dtype=np.int32)
-    tables_GBM[:, :B, :M] = batch.tables_GBM
-    return BatchArrays(ids_NT, np.arange(rows + 1, dtype=np.int32), context_B, tables_GBM)
+    ids_NT[N - len(batch.tables) :, B:] = scratch * block_size
+    context_FB = np.ones((len(batch.context_FB), rows), dtype=np.int32)
+    context_FB[:, :B] = batch.context_FB
+    tables = []
+    for width, table_BM in zip(widths, batch.tables, strict=True):
+        padded_BM = np.full((rows, width), scratch, dtype=np.int32)
+        padded_BM[:B, : table_BM.shape[1]] = table_BM
+        tables.append(padded_BM)
+    query_start_B1 = np.arange(rows + 1, dtype=np.int32)
+    return BatchArrays(ids_NT, query_start_B1, context_FB, tuple(tables), batch.max_context)
 
 
 def leading_decodes(chunks: tuple[Chunk, ...]) -> int:
@@ -109,21 +150,24 @@ def leading_decodes(chunks: tuple[Chunk, ...]) -> int:
     return next((i for i, chunk in enumerate(chunks) if chunk.count > 1), len(chunks))
 
 
-def as_input(tensors: list[Tensor], *, max_query: int, max_context: int, decodes: int) -> ModelInput:
-    """tensors: those of BatchArrays, on the device. The maxima may be bounds."""
-    ids_NT, query_start_B1, context_B, tables_GBM = tensors
-    tokens_T, positions_T, *slots_GT = ids_NT.unbind()
+def as_input(
+    tensors: Rows[Tensor], groups: KvGroups, *, max_query: int, max_context: Rows[int], decodes: int
+) -> ModelInput:
+    """tensors: `BatchArrays.arrays`, on the device. max_context: of each frame. The maxima may be bounds."""
+    ids_NT, query_start_B1, context_FB, *tables = tensors
+    tokens_T, *rest = ids_NT.unbind()
+    positions_FT, slots_GT = rest[: len(context_FB)], rest[len(context_FB) :]
     metas = tuple(
         AttentionMetadata(
             query_start_B1=query_start_B1,
-            context_B=context_B,
-            block_table_BM=block_table_BM,
-            positions_T=positions_T,
+            context_B=context_FB[frame],
+            block_table_BM=table_BM,
+            positions_T=positions_FT[frame],
             slots_T=slots_T,
             max_query=max_query,
-            max_context=max_context,
+            max_context=max_context[frame],
             decodes=decodes,
         )
-        for slots_T, block_table_BM in zip(slots_GT, tables_GBM.unbind(), strict=True)
+        for frame, slots_T, table_BM in zip(groups.frames, slots_GT, tables, strict=True)
     )
-    return ModelInput(tokens_T, positions_T, metas)
+    return ModelInput(tokens_T, positions_FT[0], metas)

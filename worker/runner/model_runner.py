@@ -17,9 +17,9 @@ from decodefleet.kernels import ops
 
 from ..assets.checkpoint import ModelInfo
 from ..batcher import Chunk, StepPlan
-from ..config import BatchConfig, EngineConfig
+from ..config import EngineConfig
 from ..engine_api import Progress
-from ..kv.groups import KvGroups, WindowRule
+from ..kv.groups import KvGroups, layer_rules
 from ..layers.linear import LinearOptions
 from ..models.registry import model_class
 from ..models.weights import CheckpointWeights, DummyWeights
@@ -53,23 +53,27 @@ class ModelRunner:
         set_threads(options, self.dtype)
         weights = _weights(config, self.dtype, self.device, progress)
         linear = LinearOptions(self.invariant, config.model.quantization)
-        self.groups = KvGroups.of([WindowRule(window) for window in info.layer_windows])
-        self.model = model_class(info)(info, self.groups, weights, max_len, self.device, linear)
+        cache = config.cache
+        self.groups = KvGroups.of(layer_rules(info.layer_windows, cache.window, cache.attention_sinks))
+        positions = None if cache.window is not None else max_len
+        self.model = model_class(info)(info, self.groups, weights, positions, self.device, linear)
         self._info = info
-        self.kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, self.dtype)
+        self.kv_dtype = choose_kv_dtype(cache.kv_cache_dtype, self.dtype)
         self._layout = ops.KvLayout(
             self.groups.block_layers, info.kv_heads, self.block_size, info.head_dim, self.kv_dtype
         )
         self.kv = self._layout.allocate(0, self.device)
         self._scratch_block = 0
-        rows, width = config.batch.max_num_seqs, self._blocks_for(max_len)
-        self._tables = BlockTables(rows, width, self.block_size, len(self.groups))
+        rows, chunk = config.batch.max_num_seqs, config.batch.max_num_batched_tokens
+        self._widths = self.groups.most_entries(max_len, self.block_size, chunk)
+        self._frames = sorted(set(self.groups.frames))
+        self._tables = BlockTables(rows, self._widths, self.block_size, self.groups)
         eager = _given(options.enforce_eager, not ops.can_record(self.device, self.dtype))
-        self.buckets = None if eager else Buckets.up_to(rows, max_len, exact=not on_gpu)
+        self.buckets = None if eager else Buckets.up_to(rows, self._longest(max_len), exact=not on_gpu)
         # on the host nothing has to be packed but what a recording reads
-        packed = 0 if eager and not on_gpu else _staging_bytes(rows, width, len(self.groups), config.batch)
+        packed = 0 if eager and not on_gpu else self._staging_bytes(rows, chunk)
         self._staging = Staging(packed, self.device, depth=self.depth)
-        self._sampler = Sampler(max_len, self.device)
+        self._sampler = Sampler(self.device)
         self._previous: PendingStep | None = None
         self._graphs: DecodeGraphs | None = None
 
@@ -97,8 +101,8 @@ class ModelRunner:
             return
         for done, bucket in enumerate(self.buckets.descending()):
             progress("recording decode graphs", done / len(self.buckets))
-            sent = self._staging.send(self._padded(empty_batch(len(self.groups)), bucket))
-            self._graphs.record(bucket, _decode_input(sent, bucket))
+            sent = self._staging.send(self._padded(empty_batch(self.groups), bucket).arrays)
+            self._graphs.record(bucket, self._decode_input(sent, bucket))
         progress("recording decode graphs", 1.0)
 
     @torch.inference_mode()
@@ -106,17 +110,16 @@ class ModelRunner:
         """Start a step. Steps run one after the other; a token that the one before samples may be this one's
         input, though the host has yet to read it."""
         rows = sample_rows(plan.chunks)
-        bucket = self._bucket_of(plan.chunks)
-        sent = self._send(plan, rows, bucket)
+        sent = self._send(plan, rows)
         if plan.copies:
             ops.copy_blocks(self.kv.slabs, *sent.copies_2C.unbind())
         if self._previous is not None and sent.feed_2F.numel():
             fed_F, sampled_F = sent.feed_2F.unbind()
             sent.input.tokens_T[fed_F] = self._previous.tokens_R[sampled_F]
-        if self._graphs is None or bucket is None:
+        if self._graphs is None or sent.bucket is None:
             hidden_TD = self._forward(sent.input)
         else:
-            hidden_TD = self._graphs.run(bucket, sent.input, len(plan.chunks))
+            hidden_TD = self._graphs.run(sent.bucket, sent.input, len(plan.chunks))
         scored = score_prompts(self.model.logits, plan.chunks, hidden_TD, sent.scored_G)
         # a step in the middle of prompts samples for nobody
         tokens_R, reported = sent.sampling.logits_R, None
@@ -127,36 +130,62 @@ class ModelRunner:
         self._previous = PendingStep([row.seq for row in rows], tokens_R, reported, scored)
         return self._previous
 
-    def _bucket_of(self, chunks: tuple[Chunk, ...]) -> Bucket | None:
-        """The recording that runs these chunks; None for a step that has to run eagerly."""
-        if self._graphs is None or any(chunk.count > 1 for chunk in chunks):
-            return None
-        return self._graphs.buckets.smallest(len(chunks), max(chunk.start for chunk in chunks) + 1)
-
-    def _send(self, plan: StepPlan, rows: Rows[SampleRow], bucket: Bucket | None) -> _Sent:
+    def _send(self, plan: StepPlan, rows: Rows[SampleRow]) -> _Sent:
         """Everything the device must know of a step, in one copy."""
         chunks = plan.chunks
         known = {} if self._previous is None else self._previous.row_of
         batch, feed = lay_out(chunks, self._tables, self.block_size, known)
+        bucket = self._bucket_of(chunks, batch)
         if bucket is not None:
             batch = self._padded(batch, bucket)
         copies = np.array(plan.copies, dtype=np.int64).reshape(-1, 2).T.copy()
         scored = np.array([token for chunk in chunks for token in scored_tokens(chunk)], dtype=np.int64)
-        extras = [feed, copies, scored]
-        sent = self._staging.send([*batch, *extras, *self._sampler.lay_out(chunks, rows)])
-        tensors, rest = sent[: len(batch)], sent[len(batch) :]
-        return _Sent(
-            _decode_input(tensors, bucket) if bucket is not None else _eager_input(tensors, chunks),
-            SampleFields(*rest[len(extras) :]),
-            *rest[: len(extras)],
+        arrays, extras = batch.arrays, [feed, copies, scored]
+        sent = self._staging.send([*arrays, *extras, *self._sampler.lay_out(chunks, rows)])
+        tensors, rest = sent[: len(arrays)], sent[len(arrays) :]
+        inputs = (
+            self._eager_input(tensors, batch, chunks)
+            if bucket is None
+            else self._decode_input(tensors, bucket)
         )
+        return _Sent(inputs, bucket, SampleFields(*rest[len(extras) :]), *rest[: len(extras)])
+
+    def _bucket_of(self, chunks: tuple[Chunk, ...], batch: BatchArrays) -> Bucket | None:
+        """The recording that runs these chunks; None for a step that has to run eagerly."""
+        if self._graphs is None or any(chunk.count > 1 for chunk in chunks):
+            return None
+        longest = max(batch.max_context[frame] for frame in self._frames)
+        return self._graphs.buckets.smallest(len(chunks), longest)
 
     def _padded(self, batch: BatchArrays, bucket: Bucket) -> BatchArrays:
-        width = self._blocks_for(bucket.context)
-        return pad_decode(batch, bucket.rows, width, scratch=self._scratch_block, block_size=self.block_size)
+        blocks = -(-bucket.context // self.block_size)
+        widths = [min(width, blocks) for width in self._widths]
+        return pad_decode(batch, bucket.rows, widths, scratch=self._scratch_block, block_size=self.block_size)
 
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
+    def _eager_input(
+        self, tensors: list[Tensor], batch: BatchArrays, chunks: tuple[Chunk, ...]
+    ) -> ModelInput:
+        return as_input(
+            tensors,
+            self.groups,
+            max_query=max(chunk.count for chunk in chunks),
+            max_context=batch.max_context,
+            decodes=leading_decodes(chunks),
+        )
+
+    def _decode_input(self, tensors: list[Tensor], bucket: Bucket) -> ModelInput:
+        limits = [self._widths[group] * self.block_size for group in self.groups.windowed]
+        contexts = [bucket.context, *(min(bucket.context, limit) for limit in limits)]
+        return as_input(tensors, self.groups, max_query=1, max_context=contexts, decodes=bucket.rows)
+
+    def _longest(self, max_len: int) -> int:
+        """Tokens that any group lists of one sequence at most."""
+        return max(min(max_len, width * self.block_size) for width in self._widths)
+
+    def _staging_bytes(self, rows: int, chunk: int) -> int:
+        """Of the largest step: ids, positions and slots of its tokens; block tables; the rest by the row."""
+        lists = 2 + len(self.groups.windowed) + len(self.groups)
+        return 8 * lists * max(rows, chunk) + rows * (4 * sum(self._widths) + BYTES_PER_ROW) + STAGING_SLACK
 
     def _forward(self, inputs: ModelInput) -> Tensor:
         """Final hidden states [T, D]."""
@@ -165,29 +194,18 @@ class ModelRunner:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A step's data on the device. feed_2F: tokens to be filled in, and rows of the last step's samples.
+    """A step's data on the device, and the recording that runs it.
 
-    copies_2C: blocks, from and to. scored_G: prompt tokens to be scored.
+    feed_2F: tokens to be filled in, and rows of the last step's samples. copies_2C: blocks, from and to.
+    scored_G: prompt tokens to be scored.
     """
 
     input: ModelInput
+    bucket: Bucket | None
     sampling: SampleFields[Tensor]
     feed_2F: Tensor
     copies_2C: Tensor
     scored_G: Tensor
-
-
-def _eager_input(tensors: list[Tensor], chunks: tuple[Chunk, ...]) -> ModelInput:
-    return as_input(
-        tensors,
-        max_query=max(chunk.count for chunk in chunks),
-        max_context=max(chunk.start + chunk.count for chunk in chunks),
-        decodes=leading_decodes(chunks),
-    )
-
-
-def _decode_input(tensors: list[Tensor], bucket: Bucket) -> ModelInput:
-    return as_input(tensors, max_query=1, max_context=bucket.context, decodes=bucket.rows)
 
 
 def _given(option: bool | None, default: bool) -> bool:
@@ -204,9 +222,3 @@ def _weights(
         progress("loading weights", read / max(total, 1))
 
     return CheckpointWeights(config.model.folder, dtype, device, on_bytes)
-
-
-def _staging_bytes(rows: int, width: int, groups: int, batch: BatchConfig) -> int:
-    """Of the largest step: ids, positions and slots of its tokens; block tables; the rest by the row."""
-    tokens = max(rows, batch.max_num_batched_tokens)
-    return 8 * (2 + groups) * tokens + rows * (4 * width * groups + BYTES_PER_ROW) + STAGING_SLACK

@@ -71,8 +71,8 @@ class SampleFields(NamedTuple, Generic[T]):
 
 
 class Sampler:
-    def __init__(self, max_len: int, device: torch.device) -> None:
-        self._history = TokenHistory(max_len, device)
+    def __init__(self, device: torch.device) -> None:
+        self._history = TokenHistory(device)
 
     def lay_out(self, chunks: Rows[Chunk], rows: Rows[SampleRow]) -> SampleFields[Array]:
         """rows: those of `sample_rows(chunks)`."""

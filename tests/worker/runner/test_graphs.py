@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodefleet.kernels import ops
+from decodefleet.worker.kv.groups import PLAIN
 from decodefleet.worker.runner.batch import ModelInput, as_input
 from decodefleet.worker.runner.graphs import Bucket, Buckets, DecodeGraphs
 
@@ -49,9 +50,10 @@ def test_largest_first() -> None:
 def inputs_of(tokens: torch.Tensor) -> ModelInput:
     nothing = torch.zeros(0)
     return as_input(
-        [tokens.expand(3, -1), nothing, nothing, nothing.view(1, 0)],
+        [tokens.expand(3, -1), nothing, nothing.view(1, 0), nothing],
+        PLAIN,
         max_query=1,
-        max_context=8,
+        max_context=[8],
         decodes=len(tokens),
     )
 

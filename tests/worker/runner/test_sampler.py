@@ -9,7 +9,7 @@ from decodefleet.kernels import ops
 from decodefleet.worker.batcher import Chunk
 from decodefleet.worker.runner.buffers import Staging
 from decodefleet.worker.runner.sampler import SampleFields, Sampler, SampleRow, sample_rows
-from decodefleet.worker.runner.token_history import TokenHistory
+from decodefleet.worker.runner.token_history import FEWEST_TOKENS, TokenHistory
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.sequence import Request, Sequence, State
 
@@ -52,7 +52,7 @@ def by_hand(seq: Sequence, output: list[int], logits_V: Tensor) -> int:
 def test_tokens_in_flight_count_for_penalties() -> None:
     """The host learns nothing between the steps: the sequence only says that a token is on its way."""
     torch.manual_seed(0)
-    sampler = Sampler(64, CPU)
+    sampler = Sampler(CPU)
     seqs = [
         make_sequence([3, 4, 5], frequency_penalty=1.5, presence_penalty=0.5),
         make_sequence([6]),
@@ -78,7 +78,7 @@ def test_siblings_draw_from_the_logits_of_the_prompt_they_share() -> None:
     head.request.unborn = siblings
     torch.manual_seed(1)
     logits_SV = torch.randn(2, VOCAB)
-    rows, tokens = sample(Sampler(64, CPU), [alone, head], logits_SV)
+    rows, tokens = sample(Sampler(CPU), [alone, head], logits_SV)
     assert [row.seq for row in rows] == [alone, head, *siblings]
     assert tokens[0] == int(logits_SV[0].argmax())
     for row, token in zip(rows[1:], tokens[1:], strict=True):
@@ -87,7 +87,7 @@ def test_siblings_draw_from_the_logits_of_the_prompt_they_share() -> None:
 
 
 def test_histories_outlive_preemption_and_their_rows_are_reused() -> None:
-    history = TokenHistory(8, CPU)
+    history = TokenHistory(CPU)
     first = make_sequence([3, 3, 4])
     first.tokens.append(9)
     (row,) = history.rows([(first, first)])
@@ -105,3 +105,14 @@ def test_histories_outlive_preemption_and_their_rows_are_reused() -> None:
     assert len(history.tokens_SL) == room
     assert sorted([*rows, row]) == list(range(room))
     assert history.tokens_SL[rows, 0].tolist() == [30] * len(rows)
+
+
+def test_histories_have_room_for_the_next_token_however_long_they_are() -> None:
+    history = TokenHistory(CPU)
+    short, long = make_sequence([3, 4]), make_sequence([5] * FEWEST_TOKENS)
+    (first,) = history.rows([(short, short)])
+    assert history.tokens_SL.shape[1] == FEWEST_TOKENS
+    first_again, second = history.rows([(short, short), (long, long)])
+    assert first_again == first
+    assert history.tokens_SL[first, :2].tolist() == [3, 4]
+    assert history.tokens_SL[second, FEWEST_TOKENS - 1 : FEWEST_TOKENS + 1].tolist() == [5, 0]
