@@ -31,7 +31,10 @@ class Model(Protocol):
         device: torch.device,
         linear: LinearOptions,
     ) -> None:
-        """max_positions: tokens of a sequence, None for no limit. Raises ModelError for weights that are not as `info` says."""
+        """max_positions: tokens of a sequence, None for no limit.
+
+        Raises ModelError for weights that are not as `info` says.
+        """
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
