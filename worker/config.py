@@ -15,6 +15,8 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 KvCacheDtype = Literal["auto", "fp8", "int8"]
 RestorePolicy = Literal["auto", "always"]
 
+EvictionPolicyName = Literal["lru", "cost"]
+
 
 class Frozen(BaseModel):
     """Frozen, unknown keys are errors."""
@@ -71,6 +73,11 @@ class CacheConfig(Frozen):
         0, ge=0, description="first tokens that stay in sight beside the window, as StreamingLLM has it"
     )
     enable_prefix_caching: bool = Field(True, description="share full blocks between equal prefixes")
+    eviction_policy: EvictionPolicyName = Field(
+        "lru",
+        description="which cached block goes first: the one unused longest, or by cost the one that is least "
+        "likely needed again soon, times what computing it would take",
+    )
     cpu_kv_gib: float = Field(
         0.0, ge=0, description="host memory per worker for KV blocks that leave the main pool, in GiB"
     )

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .admission import admit
+from .assets.plan import attention_doubling
 from .batcher import Batcher, StepPlan
-from .config import EngineConfig
+from .config import CacheConfig, EngineConfig
 from .engine_api import Progress, Refused
 from .kv.block_pool import BlockPool
+from .kv.eviction import EvictionPolicy, make_policy
 from .kv.manager import KvManager
 from .kv.tiers.opening import open_tiers
 from .loading import LoadedModel, load
@@ -47,7 +49,7 @@ class Engine:
         self._config = config
         self._model: LoadedModel = load(config, progress)
         self._runner = self._model.runner
-        self._pool = BlockPool(self._model.blocks, sink)
+        self._pool = BlockPool(self._model.blocks, sink, _eviction(config.cache, self._model))
         self._tiers = open_tiers(
             config.cache, self._runner.kv.slabs, self._pool, sink, self._model.card.hash_root
         )
@@ -280,3 +282,8 @@ class Engine:
             # where features moved together, the fit may give this one next to nothing
             token = max(step_time.prefill_token, self._prefill_floor)
             self._tiers.learn(token * self._config.cache.block_size)
+
+
+def _eviction(config: CacheConfig, model: LoadedModel) -> EvictionPolicy:
+    doubling = attention_doubling(model.info) / config.block_size
+    return make_policy(config.eviction_policy, model.blocks, doubling)

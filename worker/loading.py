@@ -38,6 +38,7 @@ GRAPH_BYTES = 4 << 20
 class LoadedModel:
     """blocks: size of the KV pool, allocated in `runner.kv`."""
 
+    info: ModelInfo
     runner: ModelRunner
     card: ModelCard
     blocks: int
@@ -58,7 +59,7 @@ def load(config: EngineConfig, progress: Progress) -> LoadedModel:
     progress("warming up", 0.0)
     step_time = _warm_up(config, runner, max_len)
     progress("warming up", 1.0)
-    return LoadedModel(runner, _card(config, info, runner, max_len), blocks, step_time)
+    return LoadedModel(info, runner, _card(config, info, runner, max_len), blocks, step_time)
 
 
 def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: int) -> ModelCard:

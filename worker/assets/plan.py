@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from ..config import KvCacheDtype
 from .checkpoint import ModelInfo
@@ -42,6 +43,17 @@ def parameters(info: ModelInfo) -> int:
     norms = 2 * info.hidden_size
     embeddings = info.vocab_size * info.hidden_size * (1 if info.tie_word_embeddings else 2)
     return embeddings + info.layers * (attention + mlp + norms) + info.hidden_size
+
+
+def attention_doubling(info: ModelInfo) -> float:
+    """Tokens of context at which attending to them takes as much arithmetic as the weights of the layers.
+
+    2 · parameters against 4 · heads · head_dim · context for each layer that sees all of the past; infinite
+    where none does.
+    """
+    embeddings = info.vocab_size * info.hidden_size * (1 if info.tie_word_embeddings else 2)
+    per_token = 2 * info.layer_windows.count(None) * info.heads * info.head_dim
+    return (parameters(info) - embeddings) / per_token if per_token else inf
 
 
 def capacity(memory: int, per_token: int, block_size: int, max_model_len: int) -> Capacity:

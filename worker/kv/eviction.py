@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
+from ..config import EvictionPolicyName
+from .hit_density import HitDensity
+
 
 class EvictionPolicy(Protocol):
     """Iterating gives the idle blocks in any order; each method takes blocks in bulk, for speed."""
@@ -75,3 +78,8 @@ class Lru:
         blocks = list(self._idle)
         self._idle.clear()
         return blocks
+
+
+def make_policy(name: EvictionPolicyName, total: int, doubling: float) -> EvictionPolicy:
+    """total: blocks of the pool; doubling: see `HitDensity`."""
+    return HitDensity(total, doubling) if name == "cost" else Lru()

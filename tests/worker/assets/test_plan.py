@@ -9,7 +9,13 @@ import torch
 from decodefleet.kernels.ops import KvLayout
 from decodefleet.worker.assets.checkpoint import read_config, weight_bytes
 from decodefleet.worker.assets.errors import ModelError
-from decodefleet.worker.assets.plan import Capacity, capacity, kv_bytes_per_token, parameters
+from decodefleet.worker.assets.plan import (
+    Capacity,
+    attention_doubling,
+    capacity,
+    kv_bytes_per_token,
+    parameters,
+)
 from decodefleet.worker.config import KvCacheDtype
 
 MakeFolder = Callable[..., Path]
@@ -59,3 +65,9 @@ def test_heads_that_cannot_be_divided_are_refused(make_folder: MakeFolder, tp: i
 def test_what_fits() -> None:
     assert capacity(GIB, per_token=1024, block_size=16, max_model_len=1000) == Capacity(65536, 1048576, 1040)
     assert capacity(100, per_token=1024, block_size=16, max_model_len=1000) == Capacity(0, 0, 0)
+
+
+def test_where_attention_costs_as_much_as_the_weights(smollm2: Path) -> None:
+    layer = 2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536
+    norms = 30 * 2 * 576 + 576
+    assert attention_doubling(read_config(smollm2)) == (30 * layer + norms) / (2 * 30 * 9 * 64)

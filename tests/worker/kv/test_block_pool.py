@@ -6,7 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from decodefleet.worker.config import EvictionPolicyName
 from decodefleet.worker.kv.block_pool import BlockPool
+from decodefleet.worker.kv.eviction import make_policy
 
 
 def name(i: int) -> bytes:
@@ -81,10 +83,12 @@ def test_integrity_check_notices_what_is_wrong() -> None:
 class PoolMachine(RuleBasedStateMachine):
     """Random owners of random blocks; the model is who holds what, and which names may be found."""
 
+    eviction: EvictionPolicyName = "lru"
+
     def __init__(self) -> None:
         super().__init__()
         self.sink = RecordingSink()
-        self.pool = BlockPool(7, self.sink)
+        self.pool = BlockPool(7, self.sink, make_policy(self.eviction, 7, doubling=2.0))
         self.held: list[int] = []
         self.names: dict[bytes, int] = {}
 
@@ -133,5 +137,11 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.available == self.pool.total - len(set(self.held))
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+class CostPoolMachine(PoolMachine):
+    eviction: EvictionPolicyName = "cost"
+
+
 TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestPoolByCost = CostPoolMachine.TestCase
+TestPoolByCost.settings = TestPool.settings
