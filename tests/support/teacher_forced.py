@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from decodefleet.worker.assets.checkpoint import read_config
 from decodefleet.worker.batcher import Chunk
-from decodefleet.worker.config import EngineConfig, ModelConfig, RunnerConfig
+from decodefleet.worker.config import CacheConfig, EngineConfig, ModelConfig, RunnerConfig
 from decodefleet.worker.runner.batch import as_input, lay_out
 from decodefleet.worker.runner.block_tables import BlockTables
 from decodefleet.worker.runner.model_runner import ModelRunner
@@ -19,10 +20,12 @@ from decodefleet.worker.sequence import BlockList, Request, Sequence
 BLOCK = 16
 
 
-def make_runner(folder: Path, dtype: str, max_tokens: int = 512) -> ModelRunner:
-    """With a KV cache for one sequence."""
+def make_runner(folder: Path, dtype: str, max_tokens: int = 512, **cache: Any) -> ModelRunner:
+    """With a KV cache for one sequence. cache: fields of CacheConfig."""
     config = EngineConfig(
-        model=ModelConfig(folder=folder, served_name="m", dtype=dtype), runner=RunnerConfig(device="cpu")
+        model=ModelConfig(folder=folder, served_name="m", dtype=dtype),
+        cache=CacheConfig(**cache),
+        runner=RunnerConfig(device="cpu"),
     )
     runner = ModelRunner(config, read_config(folder), max_tokens, lambda *_: None)
     runner.allocate_kv(-(-max_tokens // BLOCK) * len(runner.groups))

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from decodefleet.worker.batcher import Batcher, StepPlan
 from decodefleet.worker.config import BatchConfig
 from decodefleet.worker.kv.block_pool import BlockPool
+from decodefleet.worker.kv.groups import FULL, PLAIN, KvGroups, WindowRule
 from decodefleet.worker.kv.hashing import extend_chain
 from decodefleet.worker.kv.manager import KvManager
 from decodefleet.worker.protocol import StepTime
@@ -18,9 +19,10 @@ from decodefleet.worker.sequence import Request, Sequence, State
 BLOCK = 4
 
 
-def make_batcher(blocks: int = 32, *, seqs: int = 8, budget: int = 16) -> Batcher:
+def make_batcher(blocks: int = 32, *, seqs: int = 8, budget: int = 16, groups: KvGroups = PLAIN) -> Batcher:
     config = BatchConfig(max_num_seqs=seqs, max_num_batched_tokens=budget)
-    return Batcher(config, KvManager(BlockPool(blocks), BLOCK, prefix_caching=True))
+    kv = KvManager(BlockPool(blocks), BLOCK, groups, prefix_caching=True, max_chunk=budget)
+    return Batcher(config, kv)
 
 
 def make_sequence(arrival: int, prompt: list[int], *, output: int = 5, priority: int = 0) -> Sequence:
@@ -148,6 +150,17 @@ def test_twenty_sequences_share_a_pool_for_little_more_than_one() -> None:
     assert len(finish(batcher)) == 20
 
 
+def test_windows_give_memory_back_to_those_that_wait() -> None:
+    """Twenty sequences of twenty blocks each, in a pool that holds little more than one window."""
+    groups = KvGroups.of([WindowRule(6, sinks=2)])
+    blocks = groups.most_blocks(80, BLOCK, chunk=8) + 1
+    batcher = make_batcher(blocks, budget=8, groups=groups)
+    for i in range(20):
+        batcher.add(make_sequence(i, [i] * 60, output=20))
+    assert len(finish(batcher)) == 20
+    assert blocks == 7
+
+
 def test_priority_is_served_first() -> None:
     batcher = make_batcher(seqs=1)
     low, high = make_sequence(0, [1] * 4), make_sequence(1, [2] * 4, priority=-5)
@@ -182,9 +195,11 @@ def test_a_fork_copies_the_shared_block_when_it_is_written() -> None:
 class BatcherMachine(RuleBasedStateMachine):
     """Random arrivals, aborts, forks and steps; after each the accounts hold, and in the end all finish."""
 
+    groups = PLAIN
+
     def __init__(self) -> None:
         super().__init__()
-        self.batcher = make_batcher(blocks=12, seqs=4, budget=10)
+        self.batcher = make_batcher(blocks=12 * len(self.groups), seqs=4, budget=10, groups=self.groups)
         self.arrivals = 0
         self.seqs: list[Sequence] = []
 
@@ -252,3 +267,13 @@ class BatcherMachine(RuleBasedStateMachine):
 
 BatcherMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestBatcherMachine = BatcherMachine.TestCase
+
+
+class HybridMachine(BatcherMachine):
+    """Layers that see everything, and two kinds of windows, which share their blocks."""
+
+    groups = KvGroups.of([FULL, WindowRule(6), WindowRule(11, sinks=3)])
+
+
+HybridMachine.TestCase.settings = BatcherMachine.TestCase.settings
+TestHybridMachine = HybridMachine.TestCase

@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodefleet.worker.kv.groups import FULL, MAX_GROUPS, PLAIN, KvGroups, WindowRule
+from decodefleet.kernels.paged_attention.plan import INVARIANT_SPLIT
+from decodefleet.kernels.paged_attention.reference import KEY_SPLIT
+from decodefleet.worker.kv.groups import (
+    DROPPED_TOKENS,
+    FULL,
+    MAX_GROUPS,
+    PLAIN,
+    KvGroups,
+    WindowRule,
+    drop_unit,
+    layer_rules,
+)
 
 SLIDING = WindowRule(512)
 
@@ -69,6 +80,49 @@ def test_most_blocks_is_never_exceeded_and_nearly_reached(
         assert len(kept) <= rule.most_blocks(computed, size, longest)
     if sinks == 0 and chunks:
         assert rule.most_blocks(10**6, size, longest) <= -(-(window - 1 + longest) // size) + 1
+
+
+def test_kernels_split_keys_where_lists_may_drop_entries() -> None:
+    """Otherwise a token would meet its keys in other splits once entries were dropped."""
+    assert DROPPED_TOKENS % INVARIANT_SPLIT == 0
+    assert DROPPED_TOKENS % KEY_SPLIT == 0
+    for block_size in (1, 16, 48, 256):
+        assert drop_unit(block_size) * block_size % DROPPED_TOKENS == 0
+
+
+def test_frames() -> None:
+    assert (PLAIN.frames, PLAIN.windowed) == ((0,), ())
+    sliding = KvGroups.of(rules("ss"))
+    assert (sliding.frames, sliding.windowed) == ((1,), (0,))
+    hybrid = KvGroups.of(rules("sftsft"))
+    assert [group.layers for group in hybrid.groups] == [(1, 4), (0, 3), (2, 5)]
+    assert (hybrid.frames, hybrid.windowed) == ((0, 1, 2), (1, 2))
+
+
+def test_lists_are_short_however_long_the_sequence() -> None:
+    assert FULL.most_entries(10**6, 16, chunk=512) == 62500
+    # what is live, and what may wait to be dropped
+    assert SLIDING.most_entries(10**6, 16, chunk=512) == 65 + 31
+    assert WindowRule(512, sinks=4).most_entries(10**6, 16, chunk=512) == 32 + 65 + 31
+    assert SLIDING.most_entries(100, 16, chunk=512) == 7
+
+
+def test_a_window_for_layers_that_see_farther() -> None:
+    assert layer_rules([None, 512]) == [FULL, SLIDING]
+    assert layer_rules([None, 512, 4096], window=1024, sinks=4) == [
+        WindowRule(1024, 4),
+        SLIDING,
+        WindowRule(1024, 4),
+    ]
+    assert KvGroups.of(layer_rules([None, 512], 1024, 4)).sink_span == 1028
+    assert KvGroups.of(layer_rules([None, 512], 1024)).sink_span is None
+
+
+def test_tokens_read_on_average() -> None:
+    hybrid = KvGroups.of(rules("sssssf"))
+    assert PLAIN.tokens_read(1000) == 1000
+    assert hybrid.tokens_read(100) == 100
+    assert hybrid.tokens_read(6512) == (5 * 512 + 6512) // 6
 
 
 def test_what_fits_a_pool() -> None:

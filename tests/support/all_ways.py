@@ -1,0 +1,59 @@
+"""One request, one text: runs jobs in all the ways that must not change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engines import make_engine, make_submit, run_all
+
+from decodefleet.worker.sampling_params import SamplingParams
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SEEDED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.01, "seed": 11}
+PENALISED = {
+    "temperature": 0.7,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "seed": 5,
+}
+# on CUDA the defaults; on CPU the same code with results that come one step late, and padded batches
+PIPELINED = {"async_scheduling": True, "enforce_eager": False}
+PLAIN = {"async_scheduling": False, "enforce_eager": True, "max_num_batched_tokens": 512}
+
+Result = list[tuple[list[int], list[object]]]
+Job = tuple[list[int], SamplingParams]
+
+
+def generate(folder: Path, jobs: list[Job], *, alone: bool, **options: Any) -> tuple[Result, int]:
+    """Tokens and logprobs per job, and preemptions, from one engine that sees the jobs together or one
+    after the other."""
+    engine = make_engine(folder, max_num_seqs=16, **options)
+    outcomes = {}
+    for i, (prompt, params) in enumerate(jobs):
+        engine.submit(make_submit(str(i), prompt, params))
+        if alone:
+            outcomes.update(run_all(engine, check=False))
+    outcomes.update(run_all(engine, check=False))
+    ordered = (outcomes[str(i), 0] for i in range(len(jobs)))
+    return [
+        (outcome.tokens, [entry for delta in outcome.deltas for entry in delta.logprobs or ()])
+        for outcome in ordered
+    ], engine.stats().preemptions
+
+
+def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int, **options: Any) -> None:
+    """Cold, alone and one step at a time is the truth; chunks, batches, prefix hits and preemption must not
+    change a bit, nor must `options`."""
+    plain = {**options, **PLAIN}
+    wanted, _ = generate(folder, jobs, alone=True, blocks=blocks, prefix_caching=False, **plain)
+    whole, chunked = {**options, "max_num_batched_tokens": 512}, {"max_num_batched_tokens": 32, **options}
+    assert generate(folder, jobs, alone=False, blocks=blocks, **whole)[0] == wanted, "in a batch"
+    assert generate(folder, jobs, alone=False, blocks=blocks, **chunked)[0] == wanted, "in chunks, in a batch"
+    # asked twice of one engine: the second time from the cache
+    twice = generate(folder, jobs * 2, alone=True, blocks=blocks, **chunked)[0]
+    assert twice == wanted * 2, "in chunks, then cached"
+    squeezed, preemptions = generate(folder, jobs, alone=False, blocks=tight, **options)
+    assert squeezed == wanted, "preempted"
+    assert preemptions > 0
