@@ -67,10 +67,10 @@ class CacheConfig(Frozen):
     window: int | None = Field(
         None,
         ge=1,
-        description="let layers see so many tokens back at most, without a limit of length; all if not given",
+        description="keep so many last tokens in sight, generate without a limit of length; all if not given",
     )
     attention_sinks: int = Field(
-        0, ge=0, description="first tokens that stay in sight beside the window, as StreamingLLM has it"
+        0, ge=0, description="first tokens that stay in sight beside --window (StreamingLLM; 4 is usual)"
     )
     enable_prefix_caching: bool = Field(True, description="share full blocks between equal prefixes")
     eviction_policy: EvictionPolicyName = Field(
