@@ -29,7 +29,7 @@ def can_record(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" or (dtype == torch.bfloat16 and library() is not None)
 
 
-def record(run: Callable[[], Tensor], memory: Memory) -> tuple[Tensor, Callable[[], None] | None]:
+def record(run: Callable[[], Tensor], memory: Memory) -> tuple[Tensor, Program | None]:
     """Run on a CPU → what `run` returns, and what computes it again in the same place, from inputs that were
     put where they are now; None where not everything in it can be repeated.
 
@@ -91,21 +91,29 @@ class Recording(TorchDispatchMode):
         self.whole = self.whole and func.is_view
         return result
 
-    def program(self) -> Callable[[], None]:
-        """Runs the calls again."""
-        words = np.frombuffer(b"".join(packed for _, packed in self._calls), dtype=np.uint64)
-        calls = np.empty((len(self._calls), 2), dtype=np.uint64)
-        position = 0
-        for row, (kernel, packed) in enumerate(self._calls):
-            calls[row] = kernel.packed_address, words.ctypes.data + position
-            position += len(packed)
-        replay, address, count = self._kernels.replay, calls.ctypes.data, len(calls)
+    def program(self) -> Program:
+        return Program(self._kernels, self._calls)
 
-        # words and calls are referred to by address only
-        def run(_alive: tuple[object, ...] = (words, calls)) -> None:
-            replay(address, count)
 
-        return run
+class Program:
+    """Recorded calls. names: the kernel of each; calling it runs them all, in their order."""
+
+    def __init__(self, kernels: Kernels, calls: list[tuple[Kernel, bytes]]) -> None:
+        self.names = [kernel.name for kernel, _ in calls]
+        self._replay = kernels.replay
+        # of each call: the kernel's address, and that of its arguments
+        self._words = np.frombuffer(b"".join(packed for _, packed in calls), dtype=np.uint64)
+        ends = np.cumsum([len(packed) for _, packed in calls], dtype=np.uint64)
+        sizes = np.array([len(packed) for _, packed in calls], dtype=np.uint64)
+        addresses = np.array([kernel.packed_address for kernel, _ in calls], dtype=np.uint64)
+        self._calls = np.stack((addresses, ends - sizes + np.uint64(self._words.ctypes.data)), axis=1)
+
+    def __call__(self) -> None:
+        self._replay(self._calls.ctypes.data, len(self._calls))
+
+    def run_one(self, index: int) -> None:
+        """A single one of the calls, for whoever wants to time it."""
+        self._replay(self._calls[index].ctypes.data, 1)
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:
