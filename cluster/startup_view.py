@@ -100,6 +100,9 @@ def print_ready(console: Console, config: ServeConfig) -> None:
 
 
 def _size(ready: Ready) -> str:
-    tokens = ready.total_blocks * ready.card.block_size
+    groups = ready.card.group_blocks
+    tokens = ready.total_blocks * ready.card.block_size // len(groups)
     kv_mib = tokens * ready.card.kv_bytes_per_token / (1 << 20)
-    return f"KV cache of {ready.total_blocks} blocks, {tokens} tokens, {kv_mib:.0f} MiB"
+    # a window needs less than its share of the blocks, so the other layers have more
+    at_least = "at least " if any(groups) else ""
+    return f"KV cache of {ready.total_blocks} blocks, {at_least}{tokens} tokens, {kv_mib:.0f} MiB"

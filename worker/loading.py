@@ -63,7 +63,7 @@ def load(config: EngineConfig, progress: Progress) -> LoadedModel:
 
 
 def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: int) -> ModelCard:
-    dummy = config.model.load_format == "dummy"
+    dummy, chunk = config.model.load_format == "dummy", config.batch.max_num_batched_tokens
     return ModelCard(
         name=config.model.served_name,
         folder=str(config.model.folder),
@@ -79,6 +79,10 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
         ),
         kv_bytes_per_token=runner.block_bytes * len(runner.groups) // config.cache.block_size,
         eos_token_ids=info.eos_token_ids,
+        group_blocks=tuple(
+            None if group.rule.window is None else group.rule.most_blocks(ENDLESS, runner.block_size, chunk)
+            for group in runner.groups.groups
+        ),
     )
 
 

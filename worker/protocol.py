@@ -44,6 +44,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     block_size: tokens per KV block.
     hash_root: root of the block-hash chain (`kv.hashing.hash_root`).
     kv_bytes_per_token: bytes of KV per token, all layers, all ranks.
+    group_blocks: of each KV group, the most blocks that a sequence holds there; None where it keeps all,
+        since its layers see everything.
     """
 
     name: str
@@ -54,6 +56,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hash_root: bytes
     kv_bytes_per_token: int
     eos_token_ids: tuple[int, ...] = ()
+    group_blocks: tuple[int | None, ...] = (None,)
+
+    def blocks_for(self, tokens: int, sequences: int = 1) -> int:
+        """KV blocks that sequences of so many tokens together hold, in all groups."""
+        blocks = -(-tokens // self.block_size)
+        if self.group_blocks == (None,):
+            return blocks
+        return sum(blocks if most is None else min(blocks, most * sequences) for most in self.group_blocks)
 
 
 class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -55,7 +55,7 @@ def too_long(demand: Demand, card: ModelCard) -> Refused | None:
 
 def too_large(demand: Demand, card: ModelCard, serving: Sequence[Member]) -> Refused | None:
     """Where no worker's pool can ever hold it."""
-    blocks = -(-(demand.prompt_tokens + 1) // card.block_size)
+    blocks = card.blocks_for(demand.prompt_tokens + 1)
     pools = [member.stats.total_blocks for member in serving]
     # a worker that has not said how large its pool is may yet hold it
     if pools and all(0 < pool < blocks for pool in pools):

@@ -129,7 +129,7 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
             prefill_tokens=uncached,
             sequences=demand.n,
             kv_tokens=demand.prompt_tokens + demand.expected_tokens * demand.n // 2,
-            blocks=-(-new_tokens // self.card.block_size),
+            blocks=self.card.blocks_for(new_tokens, demand.n),
         )
 
     def fits(self, demand: Demand, hit: Hit) -> bool:
@@ -138,8 +138,8 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         An idle worker takes any prompt that its pool holds at all, whatever is expected to follow, so that
         no request waits for ever for room that no worker has.
         """
-        stats, sequences, block_size = self.stats, self.load.sequences, self.card.block_size
-        if 0 < stats.total_blocks * block_size <= demand.prompt_tokens:
+        stats, sequences, card = self.stats, self.load.sequences, self.card
+        if 0 < stats.total_blocks < card.blocks_for(demand.prompt_tokens + 1):
             return False
         if sequences == 0:
             return True
@@ -148,4 +148,4 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         new_tokens = demand.prompt_tokens + demand.expected_tokens * demand.n
         if hit.blocks:
             new_tokens -= self.cached_tokens(demand, hit)
-        return new_tokens <= (stats.total_blocks - self.load.blocks) * block_size
+        return card.blocks_for(new_tokens, demand.n) <= stats.total_blocks - self.load.blocks

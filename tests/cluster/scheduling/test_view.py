@@ -48,3 +48,15 @@ def test_an_idle_worker_takes_what_its_pool_can_hold(make):
     assert not make.view(total_blocks=4, free_blocks=4).fits(Demand("m", 64, 1), NO_HIT)
     # one that has not said how large its pool is
     assert make.view(total_blocks=0, free_blocks=0, load=NO_LOAD).fits(Demand("m", 64, 1), NO_HIT)
+
+
+def test_layers_with_a_window_need_no_more_than_it_holds(make):
+    """One group of layers keeps all blocks of 16 tokens, and two keep five each at most."""
+    card = make.card(group_blocks=(None, 5, 5))
+    assert [card.blocks_for(tokens) for tokens in (16, 80, 81, 1600)] == [3, 15, 16, 110]
+    assert card.blocks_for(1600, sequences=3) == 130
+    view = make.view(card=card, total_blocks=26, free_blocks=26)
+    assert view.fits(Demand("m", 255, 1000), NO_HIT)
+    assert not view.fits(Demand("m", 256, 1), NO_HIT)
+    assert view.load_of(DEMAND, NO_HIT).blocks == 18
+    assert view.load_of(Demand("m", 100, 28, n=3), NO_HIT).blocks == 36
