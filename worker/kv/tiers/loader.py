@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Executor, Future, wait
+from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -87,7 +87,7 @@ class Loader:
         copies: Copies,
         jobs: Jobs,
         sources: dict[Tier, Source],
-        on_arrival: Callable[[bytes, bool], None],
+        on_arrival: Callable[[bytes, bool], None] | None,
     ) -> None:
         self._on_arrival = on_arrival
         self._pool = pool
@@ -146,11 +146,12 @@ class Loader:
     def reclaim(self) -> bool:
         """Waits for jobs that were begun and that nobody waits for any more; whether there were any."""
         jobs = {load.job for load in self._loads if load.job is not None and not load.job.wanted}
-        futures = [job.future for job in jobs if job.future is not None]
-        wait(futures)
-        if futures:
+        for job in jobs:
+            if job.future is not None:
+                job.future.exception()
+        if jobs:
             self._jobs.poll()
-        return bool(futures)
+        return bool(jobs)
 
     def _locate(self, name: bytes) -> tuple[Tier, Entry]:
         for tier in self._sources:
@@ -201,7 +202,8 @@ class Loader:
         load.ended, load.arrived, load.job = True, arrived, None
         if arrived and not load.private:
             self._pool.commit(load.block, load.name, load.depth, silent=silent)
-            self._on_arrival(load.name, silent)
+            if self._on_arrival is not None:
+                self._on_arrival(load.name, silent)
         self._pool.release([load.block])
 
 

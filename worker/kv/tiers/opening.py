@@ -36,12 +36,19 @@ log = logging.getLogger(__name__)
 GIB = 1 << 30
 # host slots through which blocks go to disk where there is no CPU tier
 STAGE_SLOTS = 64
+# so few are overrun by a burst faster than the disk can take them
+FEW_SLOTS = 256
 MOST_READERS = 4
 PROBE_TRIES = 3
 
 
 def open_tiers(
-    cache: CacheConfig, slabs: Tensor, pool: BlockPool, sink: EventSink, root: bytes
+    cache: CacheConfig,
+    slabs: Tensor,
+    pool: BlockPool,
+    sink: EventSink,
+    root: bytes,
+    threads: Callable[[int], Executor] = ThreadPoolExecutor,
 ) -> KvTiers | None:
     """slabs: the main pool, uint8 [blocks, slab_bytes], not in use yet. root: of the chains of block hashes.
 
@@ -51,68 +58,78 @@ def open_tiers(
     disk = None
     if cache.nvme_kv_path is not None:
         form = SlabForm(root.hex(), slab_bytes, int(cache.nvme_kv_gib * GIB) // slab_bytes)
-        disk = _open_disk(cache.nvme_kv_path, form, copies, sink)
-    cpu_slots = int(cache.cpu_kv_gib * GIB) // slab_bytes
-    staged = not cpu_slots
-    if staged and disk is None:
+        disk = _open_disk(cache.nvme_kv_path, form, copies, sink, threads)
+    slots = int(cache.cpu_kv_gib * GIB) // slab_bytes
+    if not slots and disk is None:
         return None
-    slots = cpu_slots or STAGE_SLOTS
-    memory = HostMemory(slots, slab_bytes, copies.device)
-    save, load, jobs = _threads("kv-save", 1), _threads("kv-load", 1), Jobs()
-    link = _measure(partial(_load_block, copies, memory, slots), slab_bytes, load)
-    cpu = Tier("cpu", Slots(slots), link, None if staged else sink, disk.tier if disk else None)
-    log.info("cpu tier of the KV cache: %s", _description(cpu, slab_bytes))
-    tiers, sources, writer = [cpu], {cpu: from_memory(copies, memory, load)}, None
+    host = _open_host(slots, copies, sink, disk, threads)
+    jobs = Jobs()
+    writer = None
+    sources = {host.tier: from_memory(copies, host.memory, host.load)}
     if disk is not None:
-        tiers.append(disk.tier)
         sources[disk.tier] = from_file(copies, disk.file, disk.buffers, disk.readers, disk.read)
-        writer = Writer(memory, disk.file, cpu, disk.tier, jobs, disk.write, stage=staged)
-
-    def close() -> None:
-        for executor in (save, load, *((disk.read, disk.write) if disk else ())):
-            executor.shutdown(cancel_futures=True)
-        memory.close()
-        if disk is not None:
-            disk.close()
-
-    saver = Saver(pool, copies, memory, cpu, jobs, save, writer)
+        writer = Writer(
+            host.memory, disk.file, host.tier, disk.tier, jobs, disk.write, hold=slots < FEW_SLOTS
+        )
+    saver = Saver(pool, copies, host.memory, host.tier, jobs, host.save, writer)
     # what comes from disk is worth a place in memory as well, if that is more than a stage
-    on_arrival = saver.offer if not staged else lambda name, silent: None
+    on_arrival = saver.offer if slots else None
     return KvTiers(
-        tiers,
+        [*sources],
         saver,
         Loader(pool, copies, jobs, sources, on_arrival),
         jobs,
         slab_bytes=slab_bytes,
         policy=cache.kv_restore,
-        clear_file=disk.file.clear if disk else lambda: None,
-        close=close,
-        staged=staged,
+        staged=not slots,
+        clear_file=disk.file.clear if disk is not None else None,
+        close=partial(_close, host, disk),
     )
 
 
 @dataclass(frozen=True)
-class _Disk:
-    """buffers: in host memory, one for each of `readers` threads."""
-
-    file: SlabFile
+class _Host:
     tier: Tier
+    memory: HostMemory
+    save: Executor
+    load: Executor
+
+
+@dataclass(frozen=True)
+class _Disk:
+    """buffers: in host memory, one for each of `readers` threads, at least."""
+
+    tier: Tier
+    file: SlabFile
     buffers: HostMemory
     readers: int
     read: Executor
     write: Executor
 
-    def close(self) -> None:
-        self.buffers.close()
-        self.file.close()
+
+def _open_host(
+    slots: int, copies: Copies, sink: EventSink, disk: _Disk | None, threads: Callable[[int], Executor]
+) -> _Host:
+    """A tier of its own, or with 0 slots a stage on the way to disk, of which nobody is told."""
+    told, slots = (sink, slots) if slots else (None, STAGE_SLOTS)
+    memory = HostMemory(slots, copies.slab_bytes, copies.device)
+    save, load = threads(1), threads(1)
+    link = _measure(partial(_load_block, copies, memory, slots), copies.slab_bytes, load)
+    tier = Tier("cpu", Slots(slots), link, told, below=None if disk is None else disk.tier)
+    if told is not None:
+        log.info("cpu tier of the KV cache: %s", _description(tier, copies.slab_bytes))
+    return _Host(tier, memory, save, load)
 
 
-def _open_disk(folder: Path, form: SlabForm, copies: Copies, sink: EventSink) -> _Disk | None:
+def _open_disk(
+    folder: Path, form: SlabForm, copies: Copies, sink: EventSink, threads: Callable[[int], Executor]
+) -> _Disk | None:
     readers = min(MOST_READERS, os.cpu_count() or 1)
+    read, write = threads(readers), threads(1)
+    buffers = HostMemory(PROBE_SLABS, form.slab_bytes, copies.device)
+    file = None
     try:
         file = open_slab_file(folder, form)
-        buffers = HostMemory(PROBE_SLABS, form.slab_bytes, copies.device)
-        read, write = _threads("kv-read", readers), _threads("kv-write", 1)
         for index in range(PROBE_SLABS):
             file.probe(index, buffers.pages(index), write=True)
         link = _measure(partial(_read_block, copies, file, buffers), form.slab_bytes, read)
@@ -120,6 +137,8 @@ def _open_disk(folder: Path, form: SlabForm, copies: Copies, sink: EventSink) ->
         tier.adopt(file.load_index())
     except OSError as error:
         log.warning("the nvme tier of the KV cache is left out: %s", error)
+        if file is not None:
+            file.close()
         return None
     log.info(
         "nvme tier of the KV cache: %s%s, %d blocks from before; %s",
@@ -128,7 +147,16 @@ def _open_disk(folder: Path, form: SlabForm, copies: Copies, sink: EventSink) ->
         len(tier.slots),
         _description(tier, form.slab_bytes),
     )
-    return _Disk(file, tier, buffers, readers, read, write)
+    return _Disk(tier, file, buffers, readers, read, write)
+
+
+def _close(host: _Host, disk: _Disk | None) -> None:
+    for executor in (host.save, host.load, *((disk.read, disk.write) if disk is not None else ())):
+        executor.shutdown(cancel_futures=True)
+    host.memory.close()
+    if disk is not None:
+        disk.buffers.close()
+        disk.file.close()
 
 
 def _measure(move: Callable[[int], None], size: int, executor: Executor) -> Link:
@@ -151,10 +179,6 @@ def _load_block(copies: Copies, memory: HostMemory, slots: int, index: int) -> N
 def _read_block(copies: Copies, file: SlabFile, buffers: HostMemory, index: int) -> None:
     file.probe(index, buffers.pages(index), write=False)
     _load_block(copies, buffers, PROBE_SLABS, index)
-
-
-def _threads(name: str, count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix=name)
 
 
 def _description(tier: Tier, slab_bytes: int) -> str:

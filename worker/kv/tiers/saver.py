@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import NamedTuple
 
@@ -88,7 +88,8 @@ class Saver:
         copying = {self._copying[block] for block in blocks if block in self._copying}
         if copying:
             began = time.perf_counter()
-            wait(copying)
+            for future in copying:
+                future.exception()
             self.stall_s += time.perf_counter() - began
 
     def evacuate(self, leaving: Sequence[Leaving]) -> bool:

@@ -29,7 +29,7 @@ class Below(NamedTuple):
 
 
 class KvTiers:
-    """tiers: fastest first; the first may be but a stage on the way to the second.
+    """tiers: fastest first. staged: the first is but a stage on the way to the second.
 
     policy: whether restoring has to be faster than computing ("auto"), or is always done.
     """
@@ -43,9 +43,9 @@ class KvTiers:
         *,
         slab_bytes: int,
         policy: RestorePolicy,
-        clear_file: Callable[[], None],
-        close: Callable[[], None],
         staged: bool,
+        clear_file: Callable[[], None] | None,
+        close: Callable[[], None],
     ) -> None:
         self._tiers = tiers
         self._public = tiers[1:] if staged else tiers
@@ -162,9 +162,10 @@ class KvTiers:
         """Forget all blocks, on disk too; returns how many there were."""
         self._saver.clear()
         try:
-            self._clear_file()
+            if self._clear_file is not None:
+                self._clear_file()
         except OSError as error:
-            self._tiers[-1].fail(error)
+            self.slowest.fail(error)
         return sum(tier.clear() for tier in self._tiers)
 
     def stats(self) -> dict[TierName, TierStats]:

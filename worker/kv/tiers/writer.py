@@ -1,7 +1,7 @@
 """From host memory on to the slab file, one block at a time in a thread of its own.
 
-Knows nothing of the main pool. What is waiting are entries of the host tier; where that is only a stage on
-the way, they stay pinned while they wait, and the way down is as fast as the disk.
+Knows nothing of the main pool. What is waiting are entries of the host tier, the oldest first. Where that is
+large, they may be evicted before their turn; where it is small they stay, and it takes no more than the disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_WRITES = 32
 
 
 class Writer:
-    """stage: host memory is no tier of its own. All methods belong to the engine's thread."""
+    """hold: what waits stays in host memory. All methods belong to the engine's thread."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Writer:
         jobs: Jobs,
         executor: Executor,
         *,
-        stage: bool,
+        hold: bool,
     ) -> None:
         self._memory = memory
         self._file = file
@@ -41,7 +41,7 @@ class Writer:
         self._nvme = nvme
         self._jobs = jobs
         self._executor = executor
-        self._stage = stage
+        self._hold = hold
         self._waiting: deque[Entry] = deque()
         self._writing = 0
 
@@ -55,7 +55,7 @@ class Writer:
             return
         for entry in entries:
             if not self._nvme.holds(entry.name):
-                self._waiting.append(self._cpu.slots.pin(entry) if self._stage else entry)
+                self._waiting.append(self._cpu.slots.pin(entry) if self._hold else entry)
 
     def advance(self) -> None:
         """Start what there is room for; what was evicted from host memory meanwhile is lost."""
@@ -66,12 +66,12 @@ class Writer:
                 target = self._nvme.reserve(source.name, silent=source.silent)
             if target is not None:
                 self._start(source, target)
-            if self._stage:
+            if self._hold:
                 self._cpu.slots.unpin(source)
 
     def clear(self) -> None:
         """Forget what waits."""
-        if self._stage:
+        if self._hold:
             for entry in self._waiting:
                 self._cpu.slots.unpin(entry)
         self._waiting.clear()
