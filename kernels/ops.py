@@ -45,6 +45,7 @@ __all__ = [
     "Quantization",
     "RecordingMemory",
     "add_rms_norm_",
+    "angles",
     "apply_penalties",
     "argmax",
     "can_record",
@@ -211,6 +212,20 @@ def norm_linear(
     return y_TN if activation is None else gate_mul(y_TN, activation)
 
 
+def angles(positions_T: Tensor, inverse_R: Tensor, span: int | None = None) -> Tensor:
+    """fp32 [tokens, 2·R]: cosines, then sines, of position · inverse frequency (fp64), for any position.
+
+    span: as many rows more, of positions no farther than span - 1.
+    """
+    kernels = library() if positions_T.device.type == "cpu" else None
+    if kernels is None:
+        return rotary_reference.angles(positions_T, inverse_R, span)
+    T, R = positions_T.shape[0], inverse_R.shape[0]
+    out_PR = torch.empty((T if span is None else 2 * T, 2 * R), dtype=torch.float32)
+    kernels.df_angles(positions_T.data_ptr(), inverse_R.data_ptr(), out_PR.data_ptr(), T, R, span or 0)
+    return out_PR
+
+
 def rotary_store(
     qkv_THD: Tensor,
     cos_sin_PR: Tensor,
@@ -260,8 +275,15 @@ def rotary_store_sinks(
         q_THD, q_sink_THD = rotary_store_triton(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer, sink_rows_T)
         assert q_sink_THD is not None
         return q_THD, q_sink_THD
-    heads = qkv_THD.shape[1] - 2 * kv.kv_heads
-    q_sink_THD = rotary(qkv_THD[:, :heads], sink_rows_T, cos_sin_PR)
+    T, all_heads, D = qkv_THD.shape
+    heads = all_heads - 2 * kv.kv_heads
+    kernels = _native(qkv_THD, LANES)
+    if kernels is None:
+        q_sink_THD = rotary(qkv_THD[:, :heads], sink_rows_T, cos_sin_PR)
+    else:
+        q_sink_THD = torch.empty((T, heads, D), dtype=qkv_THD.dtype)
+        places = (cos_sin_PR.data_ptr(), sink_rows_T.data_ptr(), q_sink_THD.data_ptr())
+        kernels.df_turn_queries(qkv_THD.data_ptr(), *places, T, heads, all_heads * D, D, cos_sin_PR.shape[1])
     return rotary_store(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer), q_sink_THD
 
 

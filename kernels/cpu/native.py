@@ -31,6 +31,7 @@ SOURCES = (
     "cpu/rows.cpp",
     "linear/cpu.cpp",
     "paged_attention/cpu.cpp",
+    "rotary/cpu.cpp",
     "sampling/cpu.cpp",
 )
 HEADERS = ("cpu/entry.h", "cpu/pool.h", "cpu/simd.h")
@@ -54,6 +55,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "df_norm_add": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT] * 2,
     "df_norm_heads": [_POINTER] * 2 + [_INT64] * 4 + [_FLOAT] * 2,
     "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
+    "df_angles": [_POINTER] * 3 + [_INT64] * 3,
+    "df_turn_queries": [_POINTER] * 4 + [_INT64] * 5,
     "df_argmax": [_POINTER, _INT64, _INT64, _POINTER],
     "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],
     "df_silu_mul": [_POINTER] * 2 + [_INT64] * 2,

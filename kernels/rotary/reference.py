@@ -14,6 +14,14 @@ from ..kv_cache.layout import KvCache
 from ..kv_cache.reference import store_kv
 
 
+def angles(positions_T: Tensor, inverse_R: Tensor, span: int | None = None) -> Tensor:
+    """Rows of cos_sin_PR for any positions, in fp64; with a span those of min(position, span - 1) follow."""
+    if span is not None:
+        positions_T = torch.cat((positions_T, positions_T.clamp(max=span - 1)))
+    angles_PR = torch.outer(positions_T.double(), inverse_R)
+    return torch.cat((angles_PR.cos(), angles_PR.sin()), dim=-1).float()
+
+
 def rotary(x_THD: Tensor, positions_T: Tensor, cos_sin_PR: Tensor) -> Tensor:
     """x rotated by its position; computed in fp32, rounded once."""
     R = cos_sin_PR.shape[1]

@@ -9,6 +9,7 @@ from paged_batches import copy_of, error_ratio, make_batch
 from decodefleet.kernels import ops
 from decodefleet.kernels.kv_cache.reference import store_kv
 from decodefleet.kernels.rms_norm import reference as rms_reference
+from decodefleet.kernels.rotary import reference as rotary_reference
 from decodefleet.kernels.rotary.reference import rotary, rotary_store
 from decodefleet.kernels.silu_mul import reference as gate_reference
 
@@ -113,6 +114,34 @@ def test_rotary_store(threads: int, heads: int, kv_heads: int, D: int, R: int) -
     assert error_ratio(found_kv.values[:, 1, 0], expected_kv.values[:, 1, 0]) < 0.004
     assert torch.equal(found_kv.values[:, 1, 1], expected_kv.values[:, 1, 1])
     assert torch.equal(found_kv.values[:, 0], batch.kv.values[:, 0])
+
+
+@pytest.mark.parametrize("span", [None, 70])
+def test_angles_of_any_position(threads: int, span: int | None) -> None:
+    positions = torch.tensor([0, 1, 69, 70, 71, 5000, 10**6, 10**9 + 7])
+    inverse = torch.rand(20, dtype=torch.float64)
+    found = ops.angles(positions, inverse, span)
+    assert found.shape == (8 if span is None else 16, 40)
+    torch.testing.assert_close(found, rotary_reference.angles(positions, inverse, span), atol=1e-6, rtol=0)
+    alone = ops.angles(positions[5:6].clone(), inverse, span)
+    assert torch.equal(alone[0], found[5])
+    assert torch.equal(alone[-1], found[-3])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "D", "R"), [(9, 3, 64, 64), (4, 1, 80, 80), (2, 2, 64, 32)])
+def test_rotary_store_with_queries_for_sinks(threads: int, heads: int, kv_heads: int, D: int, R: int) -> None:
+    batch = make_batch([(40, 5), (3, 1), (0, 33)], heads=heads, kv_heads=kv_heads, head_dim=D)
+    T = batch.q.shape[0]
+    cos_sin = torch.rand(100, R)
+    qkv = torch.randn(T, heads + 2 * kv_heads, D).bfloat16()
+    rows, sink_rows, slots = batch.meta.positions_T, torch.randint(0, 100, (T,)), batch.meta.slots_T
+    expected_kv, found_kv = copy_of(batch.kv), copy_of(batch.kv)
+    expected_sink = rotary(qkv[:, :heads], sink_rows, cos_sin)
+    expected = ops.rotary_store(qkv.clone(), cos_sin, rows, slots, expected_kv, 1)
+    found, found_sink = ops.rotary_store_sinks(qkv.clone(), cos_sin, rows, sink_rows, slots, found_kv, 1)
+    assert torch.equal(found, expected)
+    assert torch.equal(found_kv.values, expected_kv.values)
+    assert error_ratio(found_sink, expected_sink) < 0.004
 
 
 def test_rotation_keeps_lengths_and_relative_angles() -> None:

@@ -17,6 +17,8 @@ from decodefleet.kernels.ops import KvCache
 from ..assets.errors import ModelError
 from ..assets.rope import Rope
 
+RECORDED_ROWS = 4096
+
 
 class Angles(NamedTuple):
     """Of a step. cos_sin_PR: fp32 [rows, head_dim], cosines, then sines; rows_T: each token's row.
@@ -58,15 +60,18 @@ class EndlessRope:
     def __init__(self, rope: Rope, head_dim: int, sink_span: int | None, device: torch.device) -> None:
         self._inverse_R = _inverse_frequencies(rope, head_dim).double().to(device)
         self._sink_span = sink_span
+        # of all steps that may be recorded, since a recording holds its address
+        self._rows = torch.arange(RECORDED_ROWS, device=device)
 
     def angles(self, positions_T: Tensor) -> Angles:
         tokens = len(positions_T)
-        if self._sink_span is not None:
-            positions_T = torch.cat((positions_T, positions_T.clamp(max=self._sink_span - 1)))
-        angles = torch.outer(positions_T.double(), self._inverse_R)
-        rows = torch.arange(len(positions_T), device=positions_T.device)
-        cos_sin_PR = torch.cat((angles.cos(), angles.sin()), dim=-1).float()
-        return Angles(cos_sin_PR, rows[:tokens], None if self._sink_span is None else rows[tokens:])
+        cos_sin_PR = ops.angles(positions_T, self._inverse_R, self._sink_span)
+        rows = self._rows
+        if len(cos_sin_PR) > len(rows):
+            rows = torch.arange(len(cos_sin_PR), device=positions_T.device)
+        return Angles(
+            cos_sin_PR, rows[:tokens], None if self._sink_span is None else rows[tokens : 2 * tokens]
+        )
 
 
 def make_rope(
