@@ -44,8 +44,15 @@ def generate(folder: Path, jobs: list[Job], *, alone: bool, **options: Any) -> t
 
 
 def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int, **options: Any) -> None:
-    """Cold, alone and one step at a time is the truth; chunks, batches, prefix hits and preemption must not
-    change a bit, nor must `options`."""
+    """Chunks, batches, prefix hits and preemption must not change a bit, nor must `options`."""
+    wanted = check_without_preemption(folder, jobs, blocks=blocks, **options)
+    squeezed, preemptions = generate(folder, jobs, alone=False, blocks=tight, **options)
+    assert squeezed == wanted, "preempted"
+    assert preemptions > 0
+
+
+def check_without_preemption(folder: Path, jobs: list[Job], *, blocks: int, **options: Any) -> Result:
+    """Cold, alone and one step at a time is the truth."""
     plain = {**options, **PLAIN}
     wanted, _ = generate(folder, jobs, alone=True, blocks=blocks, prefix_caching=False, **plain)
     whole, chunked = {**options, "max_num_batched_tokens": 512}, {"max_num_batched_tokens": 32, **options}
@@ -54,6 +61,4 @@ def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int, **
     # asked twice of one engine: the second time from the cache
     twice = generate(folder, jobs * 2, alone=True, blocks=blocks, **chunked)[0]
     assert twice == wanted * 2, "in chunks, then cached"
-    squeezed, preemptions = generate(folder, jobs, alone=False, blocks=tight, **options)
-    assert squeezed == wanted, "preempted"
-    assert preemptions > 0
+    return wanted

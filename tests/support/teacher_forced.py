@@ -33,8 +33,9 @@ def make_runner(folder: Path, dtype: str, max_tokens: int = 512, **cache: Any) -
 
 
 @torch.inference_mode()
-def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
-    """Logits at every position, computed in chunks that end at `cuts`; blocks lie out of order."""
+def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int], last: int = 0) -> Tensor:
+    """Logits at the `last` positions (0: at all), computed in chunks that end at `cuts`; blocks lie out of
+    order."""
     request = Request("r", 0, SamplingParams(), tokens, b"", 1, frozenset(), (0, 0))
     groups, used = len(runner.groups), -(-len(tokens) // BLOCK)
     pages = torch.randperm(len(runner.kv.slabs) - 1, generator=torch.Generator().manual_seed(0)).tolist()
@@ -46,11 +47,11 @@ def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tenso
         tensors = [torch.from_numpy(array) for array in batch.arrays]
         maxima = {"max_query": end - start, "max_context": batch.max_context}
         inputs = as_input(tensors, runner.groups, **maxima, decodes=0)
-        rows.append(runner.model.logits(runner._forward(inputs)))
-    return torch.cat(rows)
+        rows.append(runner._forward(inputs))
+    return runner.model.logits(torch.cat(rows)[-last:])
 
 
 @torch.inference_mode()
-def their_logits(model: torch.nn.Module, tokens: list[int]) -> Tensor:
-    logits: Tensor = model(torch.tensor([tokens])).logits[0].float()
+def their_logits(model: torch.nn.Module, tokens: list[int], last: int = 0) -> Tensor:
+    logits: Tensor = model(torch.tensor([tokens]), logits_to_keep=last).logits[0].float()
     return logits

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from all_ways import GREEDY, PENALISED, PIPELINED, SEEDED, Job, check_all_ways
+from all_ways import GREEDY, PENALISED, PIPELINED, SEEDED, Job, check_all_ways, check_without_preemption
 from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_llama
 
 from decodefleet.worker.sampling_params import SamplingParams
@@ -102,6 +102,19 @@ def scores(folder: Path, jobs: list[Job], **options: Any) -> list[float]:
         for i in range(len(jobs))
         for entry in outcomes[str(i), 0].deltas[0].prompt_logprobs or ()
     ]
+
+
+@pytest.mark.slow
+def test_real_hybrid_model(gemma3_270m: Path) -> None:
+    """Prompts longer than the window of 512 tokens, beside short ones."""
+    tokenizer = Tokenizer.from_folder(gemma3_270m)
+    long = tokenizer.encode("In 1969 the first people walked on the Moon. They were home a week later. " * 32)
+    jobs = [
+        (prompt, SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, **options))
+        for options in (GREEDY, SEEDED)
+        for prompt in (long[:600], tokenizer.encode(TEXTS[0]), long[:530] + tokenizer.encode(TEXTS[1]))
+    ]
+    check_without_preemption(gemma3_270m, jobs, blocks=1600)
 
 
 def test_real_model(smollm2: Path) -> None:
