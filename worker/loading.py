@@ -18,6 +18,7 @@ from .batcher import StepPlan
 from .config import EngineConfig
 from .engine_api import Progress
 from .kv.hashing import hash_root
+from .layers.frequencies import frequencies_name
 from .protocol import ModelCard, StepTime
 from .runner.device import choose_device, choose_dtype
 from .runner.model_runner import ModelRunner
@@ -74,7 +75,7 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
             fingerprint="dummy" if dummy else fingerprint(config.model.folder),
             quantization=config.model.quantization,
             block_size=config.cache.block_size,
-            attention=_attention(config),
+            attention=_attention(config, info, runner),
             kv_dtype=str(runner.kv_dtype).removeprefix("torch."),
         ),
         kv_bytes_per_token=runner.block_bytes * len(runner.groups) // config.cache.block_size,
@@ -86,10 +87,12 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
     )
 
 
-def _attention(config: EngineConfig) -> str:
-    """Name of attention that is not the model's own: deeper layers' KV depends on what was in sight."""
+def _attention(config: EngineConfig, info: ModelInfo, runner: ModelRunner) -> str:
+    """Name of attention that is not the model's own, or of one of its two kinds: deeper layers' KV depends on
+    what was in sight, keys on how they were turned."""
     cache = config.cache
-    return "" if cache.window is None else f"window {cache.window}, {cache.attention_sinks} sinks"
+    window = "" if cache.window is None else f"window {cache.window}, {cache.attention_sinks} sinks"
+    return window + frequencies_name(info.rope, runner.positions)
 
 
 def _model_len(config: EngineConfig, info: ModelInfo) -> int:

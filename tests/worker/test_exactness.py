@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from all_ways import GREEDY, PENALISED, PIPELINED, SEEDED, Job, check_all_ways, check_without_preemption
 from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_llama
+from tiny_families import write_family
 
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.text.tokenizer import Tokenizer
@@ -68,6 +69,13 @@ def test_windows(
     check_all_ways(
         folder, tiny_jobs(options), blocks=blocks, tight=tight, **runner, max_num_batched_tokens=16
     )
+
+
+@pytest.mark.parametrize("family", ["qwen2-window", "qwen3", "phi3-partial"])
+def test_families(tmp_path: Path, family: str) -> None:
+    """Biases, norms of heads, packed projections and heads of which a part turns."""
+    folder = write_family(tmp_path, family)
+    check_all_ways(folder, tiny_jobs(SEEDED), blocks=192, tight=12, max_num_batched_tokens=16)
 
 
 @pytest.mark.gpu

@@ -47,6 +47,14 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "sliding_window_pattern": 6,
         "query_pre_attn_scalar": 256,
     },
+    "mistral": {"sliding_window": 4096},
+    "qwen2": {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {
+        "head_dim": 128,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 

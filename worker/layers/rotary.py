@@ -1,12 +1,10 @@
-"""Rotary angles, with the scalings that published checkpoints use: a table for models with a limit of length,
-and for those without one the rows of a step's tokens, computed in the step.
+"""Rotary angles: a table for models with a limit of length, and for those without one the rows of a step's
+tokens, computed in the step.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +12,16 @@ from torch import Tensor
 from decodefleet.kernels import ops
 from decodefleet.kernels.ops import KvCache
 
-from ..assets.errors import ModelError
 from ..assets.rope import Rope
+from .frequencies import frequencies
 
 RECORDED_ROWS = 4096
 
 
 class Angles(NamedTuple):
-    """Of a step. cos_sin_PR: fp32 [rows, head_dim], cosines, then sines; rows_T: each token's row.
+    """Of a step. cos_sin_PR: fp32 [rows, numbers of a head that turn], cosines, then sines.
 
-    sink_rows_T: the rows of its queries against sinks; None without sinks.
+    rows_T: each token's row. sink_rows_T: the rows of its queries against sinks; None without sinks.
     """
 
     cos_sin_PR: Tensor
@@ -58,7 +56,8 @@ class EndlessRope:
     """
 
     def __init__(self, rope: Rope, head_dim: int, sink_span: int | None, device: torch.device) -> None:
-        self._inverse_R = _inverse_frequencies(rope, head_dim).double().to(device)
+        found = frequencies(rope, head_dim, None)
+        self._inverse_R, self._scale = found.inverse_R.double().to(device), found.scale
         self._sink_span = sink_span
         # of all steps that may be recorded, since a recording holds its address
         self._rows = torch.arange(RECORDED_ROWS, device=device)
@@ -66,6 +65,8 @@ class EndlessRope:
     def angles(self, positions_T: Tensor) -> Angles:
         tokens = len(positions_T)
         cos_sin_PR = ops.angles(positions_T, self._inverse_R, self._sink_span)
+        if self._scale != 1:
+            cos_sin_PR *= self._scale
         rows = self._rows
         if len(cos_sin_PR) > len(rows):
             rows = torch.arange(len(cos_sin_PR), device=positions_T.device)
@@ -84,32 +85,7 @@ def make_rope(
 
 
 def rope_table(rope: Rope, head_dim: int, positions: int, device: torch.device) -> Tensor:
-    """fp32 [positions, head_dim]: cosines, then sines, of position · inverse frequency."""
-    inverse = _inverse_frequencies(rope, head_dim)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
-
-
-def _inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    inverse = torch.pow(rope.theta, exponents).reciprocal()
-    if rope.scaling is None:
-        return inverse
-    scaling, kind = rope.scaling, rope.scaling["rope_type"]
-    if kind == "linear":
-        return inverse / float(scaling["factor"])
-    if kind == "llama3":
-        return _llama3(inverse, scaling)
-    raise ModelError(
-        f"config.json asks for rotary scaling of type {kind!r}, which is not supported.",
-        "Serve a model with default, linear or llama3 rotary embeddings.",
-    )
-
-
-def _llama3(inverse: Tensor, scaling: Mapping[str, Any]) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
-    factor, trained = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    wavelength = 2 * math.pi / inverse
-    blend = ((trained / wavelength - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - blend) * inverse / factor + blend * inverse
+    """fp32 [positions, numbers of a head that turn]: cosines, then sines, of position · inverse frequency."""
+    found = frequencies(rope, head_dim, positions)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), found.inverse_R)
+    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * found.scale).to(device)

@@ -19,10 +19,10 @@ from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
 from ..kv.groups import KvGroups
 from ..layers.linear import Linear, LinearOptions
-from ..layers.norm import HeadNorms, RmsNorm
+from ..layers.norm import RmsNorm
 from ..layers.rotary import Angles, make_rope
 from .model import Metas
-from .projections import down_projection, gate_up_projection, out_projection, qkv_projection
+from .projections import down_projection, gate_up_projection, head_norms, out_projection, qkv_projection
 from .weights import Weights
 
 # checkpoints keep norm weights as differences from one
@@ -43,7 +43,7 @@ class Gemma3Attention:
         prefix = f"model.layers.{layer}"
         self.norm = _norm(info, f"{prefix}.input_layernorm", weights)
         self.post_norm = _norm(info, f"{prefix}.post_attention_layernorm", weights)
-        self.head_norms = _head_norms(info, f"{prefix}.self_attn", weights)
+        self.head_norms = head_norms(info, f"{prefix}.self_attn", weights, NORM_OFFSET)
         self.qkv = qkv_projection(info, f"{prefix}.self_attn", weights, linear)
         self.out = out_projection(info, f"{prefix}.self_attn", weights, linear)
 
@@ -127,12 +127,6 @@ class Gemma3Model:
 
 def _norm(info: ModelInfo, name: str, weights: Weights) -> RmsNorm:
     return RmsNorm(weights.take(f"{name}.weight", info.hidden_size), info.rms_norm_eps, NORM_OFFSET)
-
-
-def _head_norms(info: ModelInfo, prefix: str, weights: Weights) -> HeadNorms:
-    q_D, k_D = (weights.take(f"{prefix}.{name}_norm.weight", info.head_dim) for name in ("q", "k"))
-    rows_HD = torch.stack([q_D] * info.heads + [k_D] * info.kv_heads)
-    return HeadNorms(rows_HD, info.rms_norm_eps, NORM_OFFSET)
 
 
 def _require_supported(info: ModelInfo) -> None:

@@ -1,10 +1,14 @@
-"""Llama, Mistral and those of their shape: pre-norm decoder, grouped queries, rotary positions, SiLU gate.
+"""Llama, Mistral, Qwen 2: pre-norm decoder, grouped queries, rotary positions, SiLU gate; biases and windows
+where the checkpoint has them.
 
 Reads the cache of earlier tokens and writes that of this step's; knows nothing of sequences or sampling.
 Shape suffixes: T tokens, D hidden, H heads, R rows whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,14 +19,18 @@ from decodefleet.kernels.ops import AttentionOptions, KvCache
 from ..assets.checkpoint import ModelInfo
 from ..kv.groups import KvGroups
 from ..layers.linear import Linear, LinearOptions
-from ..layers.norm import RmsNorm
+from ..layers.norm import HeadNorms, RmsNorm
 from ..layers.rotary import Angles, make_rope
 from .model import Metas
-from .projections import down_projection, gate_up_projection, out_projection, qkv_projection
+from .projections import down_projection, gate_up_projection, out_projection, qkv_projection, require_gate
 from .weights import Weights
 
 
 class LlamaAttention:
+    """head_norms: of queries and keys, where the family has them."""
+
+    head_norms: HeadNorms | None = None
+
     def __init__(
         self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
     ) -> None:
@@ -47,6 +55,8 @@ class LlamaAttention:
         T, meta = residual_TD.shape[0], metas[self.group]
         qkv_TN = self.qkv.of_norm(x_TD, residual_TD, self.norm)
         qkv_THD = qkv_TN.view(T, self.heads + 2 * self.kv_heads, self.head_dim)
+        if self.head_norms is not None:
+            self.head_norms(qkv_THD)
         q_THD, q_sink_THD = angles.turn(qkv_THD, meta.slots_T, kv, self.place, sinks=self.options.sinks > 0)
         o_THD = ops.paged_attention(
             q_THD, kv, self.place, meta, self.head_dim**-0.5, self.options, q_sink_THD
@@ -66,14 +76,17 @@ class LlamaMlp:
         return self.down.add_to(self.gate_up.of_norm(x_TD, residual_TD, self.norm, "silu"), residual_TD)
 
 
+class Mlp(Protocol):
+    def __call__(self, x_TD: Tensor | None, residual_TD: Tensor) -> Tensor | None:
+        """As a layer does."""
+
+
+@dataclass(frozen=True)
 class LlamaLayer:
     """Both halves hand on what is still to be added to the residual stream, None where nothing is."""
 
-    def __init__(
-        self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
-    ) -> None:
-        self.attention = LlamaAttention(info, layer, groups, weights, linear)
-        self.mlp = LlamaMlp(info, layer, weights, linear)
+    attention: LlamaAttention
+    mlp: Mlp
 
     def __call__(
         self,
@@ -87,7 +100,9 @@ class LlamaLayer:
 
 
 class LlamaModel:
-    """Token ids in, logits out."""
+    """Token ids in, logits out. attention, make_mlp: what families of this shape differ in."""
+
+    attention: type[LlamaAttention] = LlamaAttention
 
     def __init__(
         self,
@@ -98,8 +113,9 @@ class LlamaModel:
         device: torch.device,
         linear: LinearOptions,
     ) -> None:
+        require_gate(info, "silu")
         self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
-        self.layers = [LlamaLayer(info, i, groups, weights, linear) for i in range(info.layers)]
+        self.layers = [self._layer(info, i, groups, weights, linear) for i in range(info.layers)]
         self.norm = RmsNorm(weights.take("model.norm.weight", info.hidden_size), info.rms_norm_eps)
         tied = info.tie_word_embeddings or not weights.has("lm_head.weight")
         head_VD = (
@@ -107,6 +123,15 @@ class LlamaModel:
         )
         self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
         self.rope = make_rope(info.rope, info.head_dim, max_positions, groups.sink_span, device)
+
+    def make_mlp(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> Mlp:
+        return LlamaMlp(info, layer, weights, linear)
+
+    def _layer(
+        self, info: ModelInfo, layer: int, groups: KvGroups, weights: Weights, linear: LinearOptions
+    ) -> LlamaLayer:
+        attention = self.attention(info, layer, groups, weights, linear)
+        return LlamaLayer(attention, self.make_mlp(info, layer, weights, linear))
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards.

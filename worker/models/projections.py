@@ -1,9 +1,13 @@
-"""The projections around attention, from the names that all families give them."""
+"""The projections and norms of a layer, from the names that all families give them."""
 
 from __future__ import annotations
 
+import torch
+
 from ..assets.checkpoint import ModelInfo
+from ..assets.errors import ModelError
 from ..layers.linear import Linear, LinearOptions
+from ..layers.norm import HeadNorms
 from .weights import Weights
 
 
@@ -43,3 +47,19 @@ def down_projection(info: ModelInfo, prefix: str, weights: Weights, options: Lin
     return Linear(
         [weights.take(f"{prefix}.down_proj.weight", info.hidden_size, info.intermediate_size)], [], options
     )
+
+
+def head_norms(info: ModelInfo, prefix: str, weights: Weights, offset: float = 0.0) -> HeadNorms:
+    """One norm for all query heads, another for all key heads."""
+    q_D, k_D = (weights.take(f"{prefix}.{name}_norm.weight", info.head_dim) for name in ("q", "k"))
+    return HeadNorms(torch.stack([q_D] * info.heads + [k_D] * info.kv_heads), info.rms_norm_eps, offset)
+
+
+def require_gate(info: ModelInfo, activation: str) -> None:
+    """Raise ModelError where the MLPs are gated by something else."""
+    found = info.raw.get("hidden_act", activation)
+    if found != activation:
+        raise ModelError(
+            f"config.json has hidden_act = {found}; {info.architecture} is served with {activation}.",
+            "Serve a checkpoint of the family as it was published.",
+        )

@@ -6,12 +6,17 @@ from ..assets.checkpoint import ModelInfo, require_architecture
 from .gemma3 import Gemma3Model
 from .llama import LlamaModel
 from .model import Model
+from .phi3 import Phi3Model
+from .qwen3 import Qwen3Model
 
 ARCHITECTURES: dict[str, type[Model]] = {
     "Gemma3ForCausalLM": Gemma3Model,
     "LlamaForCausalLM": LlamaModel,
     "MinistralForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
+    "Phi3ForCausalLM": Phi3Model,
+    "Qwen2ForCausalLM": LlamaModel,
+    "Qwen3ForCausalLM": Qwen3Model,
 }
 
 

@@ -38,7 +38,9 @@ STAGING_SLACK = 1024
 
 
 class ModelRunner:
-    """depth: steps in flight at most; with 2 the next is submitted before the last one's result is read.
+    """positions: that the model was made for, None for no limit.
+
+    depth: steps in flight at most; with 2 the next is submitted before the last one's result is read.
 
     buckets: shapes of decode steps that are recorded as graphs; None where all steps run eagerly.
     """
@@ -55,8 +57,8 @@ class ModelRunner:
         linear = LinearOptions(self.invariant, config.model.quantization)
         cache = config.cache
         self.groups = KvGroups.of(layer_rules(info.layer_windows, cache.window, cache.attention_sinks))
-        positions = None if cache.window is not None else max_len
-        self.model = model_class(info)(info, self.groups, weights, positions, self.device, linear)
+        self.positions = None if cache.window is not None else max_len
+        self.model = model_class(info)(info, self.groups, weights, self.positions, self.device, linear)
         self._info = info
         self.kv_dtype = choose_kv_dtype(cache.kv_cache_dtype, self.dtype)
         self._layout = ops.KvLayout(

@@ -14,9 +14,19 @@ BY_TYPE = {
 }
 
 
+SU = {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}
+LENGTHS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 1024}
+LONGROPE = SU | {"rope_type": "longrope", "original_max_position_embeddings": 1024, "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048}
+
+
 @pytest.mark.parametrize(
     ("raw", "rope", "window_rope"),
     [
+        ({"partial_rotary_factor": 0.5}, *[Rope(1e4, None, 0.5)] * 2),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, *[Rope(1e4, None, 0.5)] * 2),
+        ({"rope_scaling": SU, **LENGTHS}, *[Rope(1e4, LONGROPE)] * 2),
+        ({"rope_scaling": YARN, "max_position_embeddings": 4096}, *[Rope(1e4, YARN)] * 2),
         ({}, Rope(1e4), Rope(1e4)),
         ({"rope_theta": 5e5}, Rope(5e5), Rope(5e5)),
         ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, Rope(5e5), Rope(5e5)),
