@@ -18,6 +18,9 @@ from .view import NO_LOAD, Load, WorkerKey, WorkerView, reported_load
 
 Fence = Literal["silent", "draining", "stalled"]
 
+# a report may be as old as a heartbeat's interval and the step before it: what was given back since is in it
+REPORT_LAG_S = 1.0
+
 # a step that takes this many times its prediction, and this long, is a hang and not a long prefill
 STALL_FACTOR = 20.0
 STALL_MIN_S = 30.0
@@ -26,7 +29,11 @@ _REMEMBERED_INCARNATIONS = 64
 
 @dataclass(slots=True)
 class Member:
-    """One registered worker. `foreign` is what its last report showed beyond our reservations."""
+    """One registered worker.
+
+    foreign: what its last report showed beyond our reservations. settling: what was given back lately, when,
+    since reports may show it still.
+    """
 
     key: WorkerKey
     endpoint: str
@@ -35,6 +42,7 @@ class Member:
     registered_at: float
     last_heartbeat: float
     foreign: Load = NO_LOAD
+    settling: deque[tuple[float, Load]] = field(default_factory=deque)
     last_placed: int = 0
     view: WorkerView | None = field(default=None, repr=False)
 
@@ -92,7 +100,10 @@ class Fleet:
     def report(self, member: Member, stats: WorkerStats, reserved: Load, now: float) -> None:
         member.stats = stats
         member.last_heartbeat = now
-        member.foreign = reported_load(stats).beyond(reserved)
+        while member.settling and member.settling[0][0] < now - REPORT_LAG_S:
+            member.settling.popleft()
+        known = sum((load for _, load in member.settling), start=reserved)
+        member.foreign = reported_load(stats).beyond(known)
         member.view = None
 
     def remove(self, key: WorkerKey, now: float) -> None:
@@ -155,6 +166,13 @@ class Fleet:
         member = self.find(key)
         if member is not None:
             member.last_placed = number
+            member.view = None
+
+    def ended(self, key: WorkerKey, load: Load, now: float) -> None:
+        """A request's reservation was given back because it ended there."""
+        member = self.find(key)
+        if member is not None:
+            member.settling.append((now, load))
             member.view = None
 
     def touch(self, key: WorkerKey) -> None:

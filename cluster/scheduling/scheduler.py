@@ -127,7 +127,7 @@ class GlobalScheduler:
             return [*greeting, Outgoing(router_id, held.placement)] if same else greeting
         if waiting is not None and waiting.place.attempt >= request.attempt:
             return greeting
-        self._give_back(key)
+        self._give_back(key, now)
         self.queue.remove(key)
         return [*greeting, *self._admit(self._waiter(key, request, now), now)]
 
@@ -148,7 +148,7 @@ class GlobalScheduler:
         if waiting is not None and waiting.place.attempt <= message.attempt:
             self.queue.remove(key)
         if held is not None and held.placement.attempt <= message.attempt:
-            self._give_back(key)
+            self._give_back(key, now)
             self._lengths.observe(held.model, message.generated, held.n)
             self._retry.released(now)
         return self._drain(now)
@@ -378,10 +378,10 @@ class GlobalScheduler:
         if not self.directory_up:
             self.index.clear(key)
 
-    def _give_back(self, key: RequestKey) -> None:
+    def _give_back(self, key: RequestKey, now: float) -> None:
         held = self.ledger.release(key)
         if held is not None:
-            self.fleet.touch(held.worker)
+            self.fleet.ended(held.worker, held.load, now)
 
     def _forget(self, dropped: Iterable[Reservation]) -> None:
         for held in dropped:

@@ -2,7 +2,8 @@
 
 A worker's load is what the scheduler has reserved there, plus what its last report showed beyond that
 (requests of an earlier scheduler, say). Reservations are exact and in time; reports are late by a heartbeat
-and must neither be added to reservations nor replace them. Decides nothing.
+and must neither be added to reservations nor replace them, nor bring back what has ended since. Decides
+nothing.
 """
 
 from __future__ import annotations
@@ -52,8 +53,14 @@ class Load(msgspec.Struct, frozen=True, gc=False):
         )
 
     def beyond(self, other: Load) -> Load:
-        """The part of this load that `other` does not account for."""
+        """The part of this load that `other` does not account for.
+
+        Without sequences beyond those of `other` there are no tokens beyond its either: a worker counts a
+        waiting prompt whole until it finds what of it is cached, and who reserved has left that out already.
+        """
         rest = self - other
+        if rest.sequences <= 0:
+            return Load(blocks=max(0, rest.blocks))
         return Load(
             max(0, rest.prefill_tokens),
             max(0, rest.sequences),

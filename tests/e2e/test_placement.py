@@ -82,6 +82,17 @@ def test_shared_prefix_goes_to_its_holder(http, stack, server):
     assert len(stack.scheduler.core.index) > PREFIX_TOKENS // BLOCK
 
 
+def test_burst_that_just_ended_moves_no_prefix(http):
+    """Reports from within the burst arrive after its end."""
+    prefix = make_prompt(5000, PREFIX_TOKENS)
+    holder = complete(http, prefix + make_prompt(5001, 40))["worker_id"]
+    prompts = [make_prompt(5100 + number, 100) for number in range(64)]
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(lambda prompt: complete(http, prompt, 32), prompts))
+    after = [complete(http, prefix + make_prompt(5200 + number, 40)) for number in range(20)]
+    assert sum(decision["worker_id"] == holder for decision in after) >= 19
+
+
 def test_holder_with_a_long_queue_is_left(http, stack):
     prefix = make_prompt(2000, PREFIX_TOKENS)
     holder = complete(http, prefix + make_prompt(2001, 20))["worker_id"]

@@ -127,6 +127,45 @@ def test_shared_prefix_goes_to_its_holder(make):
     assert max(workers.values()) == 100
 
 
+def test_report_from_before_the_end_does_not_bring_a_burst_back(make):
+    """Reports are as old as a step and a heartbeat: they still show what has been released since."""
+    scheduler = make.scheduler(2)
+    prefix = make.hashes(32)
+    scheduler.index.stored(WorkerKey("w0", "one"), prefix)
+    spread(scheduler, make, 64)
+    for number in range(64):
+        scheduler.started(Started(request_id=f"r{number}"), ROUTER, 1.0)
+        scheduler.release(Release(request_id=f"r{number}", generated=20), ROUTER, 2.0)
+    scheduler.heartbeat(heartbeat(make, "w0", running=32, running_kv_tokens=3000), 2.1)
+    scheduler.heartbeat(heartbeat(make, "w1"), 2.1)
+    place = {"prompt_tokens": 520, "block_hashes": b"".join(prefix)}
+    assert spread(scheduler, make, 1, now=2.1, **place) == {"w0": 1}
+
+
+def test_load_that_outlives_its_release_counts(make):
+    """It was not ours after all, or the worker hangs: soon it is believed."""
+    scheduler = make.scheduler(2)
+    spread(scheduler, make, 64)
+    for number in range(64):
+        scheduler.release(Release(request_id=f"r{number}", generated=20), ROUTER, 2.0)
+    for worker, running in (("w0", 32), ("w1", 0)):
+        scheduler.heartbeat(heartbeat(make, worker, running=running, running_kv_tokens=100 * running), 3.5)
+    assert spread(scheduler, make, 8) == {"w1": 8}
+
+
+def test_prompt_that_waits_in_its_holder_is_not_counted_whole(make):
+    """Until its first step a worker does not know that most of it is cached; the reservation does."""
+    scheduler = make.scheduler(2)
+    prefix = make.hashes(16)
+    scheduler.index.stored(WorkerKey("w0", "one"), prefix)
+    place = {"prompt_tokens": 280, "block_hashes": b"".join(prefix)}
+    assert spread(scheduler, make, 1, **place) == {"w0": 1}
+    scheduler.heartbeat(heartbeat(make, "w0", waiting=1, waiting_prefill_tokens=280), 0.1)
+    scheduler.started(Started(request_id="r0"), ROUTER, 0.12)
+    scheduler.release(Release(request_id="r0", generated=4), ROUTER, 0.13)
+    assert spread(scheduler, make, 1, **place) == {"w0": 1}
+
+
 def test_shared_prefix_leaves_a_holder_with_a_long_queue(make):
     scheduler = make.scheduler(2)
     prefix = make.hashes(32)
@@ -134,8 +173,9 @@ def test_shared_prefix_leaves_a_holder_with_a_long_queue(make):
     place = {"prompt_tokens": 520, "block_hashes": b"".join(prefix)}
     assert spread(scheduler, make, 1, **place) == {"w0": 1}
     scheduler.release(Release(request_id="r0"), ROUTER, 0.1)
-    scheduler.heartbeat(heartbeat(make, "w0", waiting=1, waiting_prefill_tokens=5000), 0.2)
-    assert make.placed(scheduler.place(make.place("b", **place), ROUTER, 0.3))["b"].worker_id == "w1"
+    # longer ago than a report may lag, so that what waits is somebody else's
+    scheduler.heartbeat(heartbeat(make, "w0", waiting=1, waiting_prefill_tokens=5000), 1.2)
+    assert make.placed(scheduler.place(make.place("b", **place), ROUTER, 1.3))["b"].worker_id == "w1"
 
 
 def test_memory_of_dispatch_without_a_directory(make):
