@@ -53,6 +53,8 @@ class Engine:
         self._tiers = open_tiers(
             config.cache, self._runner.kv.slabs, self._pool, sink, self._model.card.hash_root
         )
+        if self._tiers is not None:
+            self._pool.kept_below = self._tiers.holds
         self._kv = KvManager(
             self._pool,
             config.cache.block_size,
@@ -270,6 +272,7 @@ class Engine:
             preemptions=batcher.preemptions,
             evicted_blocks=pool.evictions,
             finished=dict(self._finished),
+            lost_blocks=pool.lost,
             restoring=sum(seq.restoring for seq in batcher.running),
             swapped=self._kv.swapped,
             tiers={} if self._tiers is None else self._tiers.stats(),

@@ -144,14 +144,18 @@ class LLM:
 
     def _run(self, jobs: dict[str, _Job]) -> Iterator[tuple[_Job, TokenDelta]]:
         """Deltas as they come. What is unfinished when the caller stops is aborted."""
+        left = sum(job.params.n for job in jobs.values())
         try:
-            while self._engine.has_work():
+            # the engine may go on to save blocks, which nobody here waits for
+            while left and self._engine.has_work():
                 for delta in self._engine.step():
                     job = jobs.get(delta.request_id)
                     if job is None:
                         continue
+                    left -= delta.finish_reason is not None
                     yield job, delta
-                    if job.stopped(delta.index):
+                    if job.stopped(delta.index) and delta.finish_reason is None:
+                        left -= 1
                         self._engine.abort(delta.request_id, 0, delta.index)
         finally:
             self._abort(jobs)

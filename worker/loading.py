@@ -115,11 +115,16 @@ def _model_len(config: EngineConfig, info: ModelInfo) -> int:
 
 def _check_host_memory(config: EngineConfig, info: ModelInfo) -> None:
     """Before anything is loaded, so that no process is killed for memory half-way."""
+    below, free = config.cache.cpu_kv_gib, psutil.virtual_memory().available
+    if below * GIB > free:
+        raise ModelError(
+            f"--cpu-kv-gib {below:g} is more than the {free / GIB:.1f} GiB of memory that are free.",
+            "Pass less, or none.",
+        )
     if choose_device(config.runner.device).type != "cpu" or config.model.load_format == "dummy":
         return
     stored = {"bfloat16": 2, "float16": 2, "float32": 4}.get(info.dtype or "bfloat16", 2)
     weights = weight_bytes(config.model.folder) * choose_dtype(config.model.dtype, info).itemsize // stored
-    free = psutil.virtual_memory().available
     if weights > free:
         raise ModelError(
             f"The weights need {weights / GIB:.1f} GiB of memory and {free / GIB:.1f} GiB are free.",

@@ -7,6 +7,7 @@ from typing import Any
 
 from engines import make_engine, make_submit, run_all
 
+from decodefleet.worker.protocol import WorkerStats
 from decodefleet.worker.sampling_params import SamplingParams
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -26,8 +27,12 @@ Result = list[tuple[list[int], list[object]]]
 Job = tuple[list[int], SamplingParams]
 
 
-def generate(folder: Path, jobs: list[Job], *, alone: bool, **options: Any) -> tuple[Result, int]:
-    """Tokens and logprobs per job, and preemptions, from one engine that sees the jobs together or one
+# more than any of the jobs needs; brought back whatever that takes
+MEMORY = {"cpu_kv_gib": 0.25, "kv_restore": "always"}
+
+
+def generate(folder: Path, jobs: list[Job], *, alone: bool, **options: Any) -> tuple[Result, WorkerStats]:
+    """Tokens and logprobs per job, and the statistics of the one engine that saw the jobs together or one
     after the other."""
     engine = make_engine(folder, max_num_seqs=16, **options)
     outcomes = {}
@@ -37,18 +42,24 @@ def generate(folder: Path, jobs: list[Job], *, alone: bool, **options: Any) -> t
             outcomes.update(run_all(engine, check=False))
     outcomes.update(run_all(engine, check=False))
     ordered = (outcomes[str(i), 0] for i in range(len(jobs)))
+    engine.close()
     return [
         (outcome.tokens, [entry for delta in outcome.deltas for entry in delta.logprobs or ()])
         for outcome in ordered
-    ], engine.stats().preemptions
+    ], engine.stats()
 
 
 def check_all_ways(folder: Path, jobs: list[Job], *, blocks: int, tight: int, **options: Any) -> None:
-    """Chunks, batches, prefix hits and preemption must not change a bit, nor must `options`."""
+    """Chunks, batches, prefix hits, preemption and swapping must not change a bit, nor must `options`."""
     wanted = check_without_preemption(folder, jobs, blocks=blocks, **options)
-    squeezed, preemptions = generate(folder, jobs, alone=False, blocks=tight, **options)
+    squeezed, stats = generate(folder, jobs, alone=False, blocks=tight, **options)
     assert squeezed == wanted, "preempted"
-    assert preemptions > 0
+    assert stats.preemptions > 0
+    below = {**options, "tiers": {**options.get("tiers", {}), **MEMORY}}
+    swapped, stats = generate(folder, jobs, alone=False, blocks=tight, **below)
+    assert swapped == wanted, "swapped out and in"
+    assert stats.swapped > 0
+    assert stats.tiers["cpu"].restored_blocks > 0
 
 
 def check_without_preemption(folder: Path, jobs: list[Job], *, blocks: int, **options: Any) -> Result:

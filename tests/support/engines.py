@@ -130,7 +130,7 @@ def make_engine(
     tiers: Mapping[str, Any] = MappingProxyType({}),
     **runner: Any,
 ) -> Engine:
-    """tiers: further fields of CacheConfig. runner: further fields of RunnerConfig."""
+    """tiers: further fields of CacheConfig, windows too. runner: further fields of RunnerConfig."""
     config = EngineConfig(
         model=ModelConfig(
             folder=folder, served_name="tiny", max_model_len=max_model_len, quantization=quantization

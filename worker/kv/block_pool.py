@@ -14,20 +14,24 @@ more. Knows nothing of sequences, tensors or tiers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..protocol import EventSink
 from .eviction import EvictionPolicy, Lru
 
 
 class BlockPool:
-    """Blocks are integers in [0, total); all methods keep `check_integrity` true."""
+    """Blocks are integers in [0, total); all methods keep `check_integrity` true.
+
+    kept_below: whether there is a copy of a block elsewhere; evictions of others count as `lost`.
+    """
 
     def __init__(
         self, total: int, sink: EventSink | None = None, eviction: EvictionPolicy | None = None
     ) -> None:
         self.total = self.scratch = total
-        self.evictions = 0
+        self.evictions = self.lost = 0
+        self.kept_below: Callable[[bytes], bool] = lambda name: False
         self._sink = sink
         self._refs = [*[0] * total, 1]
         self._hash_of: list[bytes | None] = [None] * total
@@ -136,6 +140,7 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         blocks = self._cached.evict(count)
+        self.lost += sum(not self.kept_below(name) for block in blocks if (name := self._hash_of[block]))
         self._forget(blocks)
         self.evictions += count
         return blocks

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ...config import RestorePolicy
 from ...protocol import Tier as TierName
 from ...protocol import TierStats
@@ -102,6 +104,10 @@ class KvTiers:
     def slowest(self) -> Tier:
         return self._tiers[-1]
 
+    def holds(self, name: bytes) -> bool:
+        """Whether some tier has the block, or will have it soon."""
+        return any(tier.holds(name) for tier in self._tiers)
+
     def find(self, name: bytes) -> Load | Below | None:
         """Where a block that is not in the pool can be had."""
         load = self._loader.find(name)
@@ -169,7 +175,16 @@ class KvTiers:
         return sum(tier.clear() for tier in self._tiers)
 
     def stats(self) -> dict[TierName, TierStats]:
-        return {tier.name: tier.stats() for tier in self._public}
+        told = {tier.name: tier.stats() for tier in self._public}
+        if self._public is not self._tiers:
+            # what was still on the way to the slower tier was found there as well
+            stage, tier = self._tiers[0], self._tiers[1]
+            told[tier.name] = msgspec.structs.replace(
+                told[tier.name],
+                restored_blocks=stage.restored_blocks + tier.restored_blocks,
+                restored_bytes=stage.restored_bytes + tier.restored_bytes,
+            )
+        return told
 
     def close(self) -> None:
         """Ends all threads; what is not on disk by then is lost."""
