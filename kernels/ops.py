@@ -27,6 +27,7 @@ from .paged_attention.metadata import PLAIN, AttentionMetadata, AttentionOptions
 from .paged_attention.reference import paged_attention_tiles
 from .penalties import reference as penalties_reference
 from .rms_norm import reference as rms_reference
+from .rotary import cpu as rotary_cpu
 from .rotary import reference as rotary_reference
 from .rotary.reference import rotary
 from .sampling import cpu as sampling_cpu
@@ -68,7 +69,6 @@ __all__ = [
     "record",
     "rotary",
     "rotary_store",
-    "rotary_store_sinks",
     "sample",
     "scatter_blocks",
     "set_cpu_threads",
@@ -233,58 +233,23 @@ def rotary_store(
     slots_T: Tensor,
     kv: KvCache,
     layer: int,
-) -> Tensor:
-    """Rotates queries and keys, writes keys and values to their slots → q [tokens, heads, head_dim].
+    sink_rows_T: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Rotates queries and keys, writes keys and values to their slots → (q, q_sink), each [tokens, heads, D].
 
-    qkv_THD [tokens, heads + 2·kv_heads, head_dim] may be overwritten; the result may be a view of it.
+    qkv_THD [tokens, heads + 2·kv_heads, head_dim] may be overwritten; q may be a view of it.
     rows_T: int64, each token's row of cos_sin_PR (its position, if these are all positions).
+    q_sink: the queries turned by `sink_rows_T` instead, for keys of sinks; None without.
     """
+    places = (cos_sin_PR, rows_T, slots_T, kv, layer, sink_rows_T)
     if qkv_THD.is_cuda:
         from .rotary.kernel import rotary_store_triton
 
-        return rotary_store_triton(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer)[0]
-    kernels = _native(qkv_THD, LANES) if kv.values.dtype == qkv_THD.dtype else None
+        return rotary_store_triton(qkv_THD, *places)
+    kernels = library() if rotary_cpu.supports(qkv_THD, kv) else None
     if kernels is None:
-        return rotary_reference.rotary_store(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer)
-    T, all_heads, D = qkv_THD.shape
-    heads, layers = all_heads - 2 * kv.kv_heads, kv.values.shape[1]
-    kernels.df_rotary_store(
-        qkv_THD.data_ptr(),
-        cos_sin_PR.data_ptr(),
-        rows_T.data_ptr(),
-        slots_T.data_ptr(),
-        kv.values.data_ptr(),
-        *(T, heads, kv.kv_heads, D, cos_sin_PR.shape[1], layer, layers, kv.block_size),
-    )
-    return qkv_THD[:, :heads]
-
-
-def rotary_store_sinks(
-    qkv_THD: Tensor,
-    cos_sin_PR: Tensor,
-    rows_T: Tensor,
-    sink_rows_T: Tensor,
-    slots_T: Tensor,
-    kv: KvCache,
-    layer: int,
-) -> tuple[Tensor, Tensor]:
-    """As `rotary_store`, and the queries once more, turned by `sink_rows_T`: for keys of sinks."""
-    if qkv_THD.is_cuda:
-        from .rotary.kernel import rotary_store_triton
-
-        q_THD, q_sink_THD = rotary_store_triton(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer, sink_rows_T)
-        assert q_sink_THD is not None
-        return q_THD, q_sink_THD
-    T, all_heads, D = qkv_THD.shape
-    heads = all_heads - 2 * kv.kv_heads
-    kernels = _native(qkv_THD, LANES)
-    if kernels is None:
-        q_sink_THD = rotary(qkv_THD[:, :heads], sink_rows_T, cos_sin_PR)
-    else:
-        q_sink_THD = torch.empty((T, heads, D), dtype=qkv_THD.dtype)
-        places = (cos_sin_PR.data_ptr(), sink_rows_T.data_ptr(), q_sink_THD.data_ptr())
-        kernels.df_turn_queries(qkv_THD.data_ptr(), *places, T, heads, all_heads * D, D, cos_sin_PR.shape[1])
-    return rotary_store(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer), q_sink_THD
+        return rotary_reference.rotary_store(qkv_THD, *places)
+    return rotary_cpu.rotary_store_cpu(kernels, qkv_THD, *places)
 
 
 def gate_mul(gate_up_TI: Tensor, activation: Activation) -> Tensor:
@@ -342,17 +307,16 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of this step's tokens over the paged cache → [tokens, heads, head_dim].
 
-    q_sink_THD: queries for the sink keys, if they are others (`rotary_store_sinks`).
+    q_sink_THD: queries for the sink keys, if they are others (see `rotary_store`).
     """
     if q_THD.is_cuda:
         from .paged_attention.kernel import paged_attention_triton
 
         return paged_attention_triton(q_THD, kv, layer, meta, scale, options, q_sink_THD)
-    native = options.plain and attention_cpu.supports(q_THD, kv)
-    kernels = library() if native else None
+    kernels = library() if attention_cpu.supports(q_THD, kv) else None
     if kernels is None:
         return paged_attention_tiles(q_THD, kv, layer, meta, scale, options, q_sink_THD)
-    return attention_cpu.paged_attention_cpu(kernels, q_THD, kv, layer, meta, scale)
+    return attention_cpu.paged_attention_cpu(kernels, q_THD, kv, layer, meta, scale, options, q_sink_THD)
 
 
 def argmax(logits_RV: Tensor) -> Tensor:

@@ -129,8 +129,8 @@ def _rotary(T: int, model: Model, device: torch.device) -> Case:
         cos_sin = torch.rand((4 * BLOCK, D), device=device)
         places = (meta.positions_T, meta.slots_T)
         return Work(
-            lambda: ops.rotary_store(qkv_THD.clone(), cos_sin, *places, cache, 0),
-            lambda: rotary_reference.rotary_store(qkv_THD.clone(), cos_sin, *places, cache, 0),
+            lambda: ops.rotary_store(qkv_THD.clone(), cos_sin, *places, cache, 0)[0],
+            lambda: rotary_reference.rotary_store(qkv_THD.clone(), cos_sin, *places, cache, 0)[0],
         )
 
     # with the copy that keeps repetitions alike

@@ -34,7 +34,7 @@ SOURCES = (
     "rotary/cpu.cpp",
     "sampling/cpu.cpp",
 )
-HEADERS = ("cpu/entry.h", "cpu/pool.h", "cpu/simd.h")
+HEADERS = ("cpu/entry.h", "cpu/pool.h", "cpu/simd.h", "paged_attention/cpu_keys.h")
 # one rounding per operation as written: contraction would differ between the variants of a kernel
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
@@ -49,14 +49,13 @@ _SIGNATURES: dict[str, list[Any]] = {
     "df_pack_linear": [_POINTER, _INT64, _INT64, _POINTER],
     "df_pack_linear_int8": [_POINTER, _INT64, _INT64, _POINTER],
     "df_linear": [_POINTER] * 5 + [_INT64] * 3 + [_INT],
-    "df_paged_attention": [_POINTER] * 6 + [_INT64] * 7 + [_FLOAT],
+    "df_paged_attention": [_POINTER] * 9 + [_INT64] * 12 + [_FLOAT] * 2,
     "df_embed": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT],
     "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT] * 2,
     "df_norm_add": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT] * 2,
     "df_norm_heads": [_POINTER] * 2 + [_INT64] * 4 + [_FLOAT] * 2,
-    "df_rotary_store": [_POINTER] * 5 + [_INT64] * 8,
+    "df_rotary_store": [_POINTER] * 8 + [_INT64] * 9,
     "df_angles": [_POINTER] * 3 + [_INT64] * 3,
-    "df_turn_queries": [_POINTER] * 4 + [_INT64] * 5,
     "df_argmax": [_POINTER, _INT64, _INT64, _POINTER],
     "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],
     "df_silu_mul": [_POINTER] * 2 + [_INT64] * 2,
@@ -176,5 +175,5 @@ def _load(path: Path) -> Kernels:
 def _typed(loaded: ctypes.CDLL, name: str, arguments: list[Any]) -> Any:
     function = getattr(loaded, name)
     function.argtypes = arguments
-    function.restype = _INT if name == "df_paged_attention" else None
+    function.restype = None
     return function

@@ -63,13 +63,24 @@ static inline void store_bf16(bf16* p, f32x16 x) {
 }
 
 // spelt out for AVX-512, where GCC makes sixteen conversions of one
-static inline f32x16 widen(i8x16 v) {
+static inline i32x16 integers(i8x16 v) {
 #ifdef __AVX512F__
-    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)v));
+    return (i32x16)_mm512_cvtepi8_epi32((__m128i)v);
 #else
-    return __builtin_convertvector(v, f32x16);
+    return __builtin_convertvector(v, i32x16);
 #endif
 }
+
+// the low byte of each
+static inline void store_bytes(void* p, i32x16 v) {
+#ifdef __AVX512F__
+    store(p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    store(p, __builtin_convertvector(v, i8x16));
+#endif
+}
+
+static inline f32x16 widen(i8x16 v) { return __builtin_convertvector(integers(v), f32x16); }
 
 // a pair of bf16 in each lane: the even and the odd one as floats
 static inline f32x16 even(u32x16 pair) { return (f32x16)(pair << 16); }

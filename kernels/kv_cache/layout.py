@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..cpu import arena
+
 SLAB_ALIGN = 128
 QUANTISED = (torch.int8, torch.float8_e4m3fn)
 
@@ -72,7 +74,10 @@ class KvLayout:
 
     def allocate(self, blocks: int, device: torch.device) -> KvCache:
         # zeros, since masked keys are multiplied by weight 0, which NaN would survive
-        return self.view(torch.zeros((blocks, self.slab_bytes), dtype=torch.uint8, device=device))
+        shape = (blocks, self.slab_bytes)
+        if device.type == "cpu":
+            return self.view(arena.zeros(shape, torch.uint8))
+        return self.view(torch.zeros(shape, dtype=torch.uint8, device=device))
 
     def view(self, slabs: Tensor) -> KvCache:
         """Numbers in slabs, uint8 [blocks, slab_bytes]."""

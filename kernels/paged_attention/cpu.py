@@ -1,4 +1,4 @@
-"""Binding of `cpu.cpp`: paged attention in bf16 on CPU."""
+"""Binding of `cpu.cpp`: paged attention on CPU, queries in bf16, the cache in bf16, int8 or e4m3."""
 
 from __future__ import annotations
 
@@ -7,43 +7,65 @@ from torch import Tensor
 
 from ..cpu.native import Kernels
 from ..kv_cache.layout import KvCache
-from .metadata import AttentionMetadata
+from .metadata import PLAIN, AttentionMetadata, AttentionOptions
 
-HEAD_SIZES = (32, 64, 80, 96, 128, 256)
+FORMATS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+LANES = 16
+LARGEST_HEAD = 256
 BLOCK_SIZE = 16
 
 
 def supports(q_THD: Tensor, kv: KvCache) -> bool:
+    D = q_THD.shape[2]
     return (
         q_THD.device.type == "cpu"
-        and q_THD.dtype == kv.values.dtype == torch.bfloat16
+        and q_THD.dtype == torch.bfloat16
+        and kv.values.dtype in FORMATS
         and kv.block_size == BLOCK_SIZE
-        and q_THD.shape[2] in HEAD_SIZES
+        and D % LANES == 0
+        and D <= LARGEST_HEAD
     )
 
 
 def paged_attention_cpu(
-    kernels: Kernels, q_THD: Tensor, kv: KvCache, layer: int, meta: AttentionMetadata, scale: float
+    kernels: Kernels,
+    q_THD: Tensor,
+    kv: KvCache,
+    layer: int,
+    meta: AttentionMetadata,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+    q_sink_THD: Tensor | None = None,
 ) -> Tensor:
     T, heads, D = q_THD.shape
-    assert q_THD.stride()[1:] == (D, 1), "the heads of a token must lie side by side"
     values = kv.values[:, layer]
+    scales = None if kv.scales is None else kv.scales[:, layer]
     out_THD = torch.empty((T, heads, D), dtype=q_THD.dtype)
-    failed = kernels.df_paged_attention(
-        q_THD.data_ptr(),
+    kernels.df_paged_attention(
+        _heads_together(q_THD),
+        None if q_sink_THD is None else _heads_together(q_sink_THD),
         values.data_ptr(),
+        None if scales is None else scales.data_ptr(),
         out_THD.data_ptr(),
         meta.block_table_BM.data_ptr(),
         meta.query_start_B1.data_ptr(),
         meta.positions_T.data_ptr(),
-        meta.block_table_BM.shape[0],
-        meta.block_table_BM.shape[1],
+        None if options.sink_logits_H is None else options.sink_logits_H.data_ptr(),
+        *meta.block_table_BM.shape,
+        FORMATS[values.dtype],
         values.stride(0),
-        heads,
-        kv.kv_heads,
-        D,
+        0 if scales is None else scales.stride(0),
+        *(heads, kv.kv_heads, D),
         q_THD.stride(0),
+        0 if q_sink_THD is None else q_sink_THD.stride(0),
+        options.window or 0,
+        options.sinks,
         scale,
+        options.soft_cap or 0.0,
     )
-    assert not failed, f"no kernel for head size {D}"
     return out_THD
+
+
+def _heads_together(q_THD: Tensor) -> int:
+    assert q_THD.stride()[1:] == (q_THD.shape[2], 1), "the heads of a token must lie side by side"
+    return q_THD.data_ptr()

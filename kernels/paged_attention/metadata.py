@@ -51,10 +51,5 @@ class AttentionOptions:
     sink_logits_H: Tensor | None = None
     invariant: bool = True
 
-    @property
-    def plain(self) -> bool:
-        """Whether this is causal attention and nothing more."""
-        return (self.window, self.sinks, self.soft_cap, self.sink_logits_H) == (None, 0, None, None)
-
 
 PLAIN = AttentionOptions()

@@ -39,9 +39,11 @@ def rotary_store(
     slots_T: Tensor,
     kv: KvCache,
     layer: int,
-) -> Tensor:
-    """Queries and keys rotated, keys and values written to their slots; returns q [tokens, heads, D]."""
+    sink_rows_T: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Queries and keys rotated, keys and values written to their slots → q, and q turned by `sink_rows_T`."""
     heads = qkv_THD.shape[1] - 2 * kv.kv_heads
     q_THD, k_THD, v_THD = qkv_THD.split((heads, kv.kv_heads, kv.kv_heads), dim=1)
     store_kv(rotary(k_THD, positions_T, cos_sin_PR), v_THD, kv, layer, slots_T)
-    return rotary(q_THD, positions_T, cos_sin_PR)
+    q_sink_THD = None if sink_rows_T is None else rotary(q_THD, sink_rows_T, cos_sin_PR)
+    return rotary(q_THD, positions_T, cos_sin_PR), q_sink_THD

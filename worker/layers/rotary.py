@@ -33,9 +33,8 @@ class Angles(NamedTuple):
     ) -> tuple[Tensor, Tensor | None]:
         """Rotate queries and keys, and store keys and values → queries, and those against sinks if wanted."""
         cos_sin_PR, rows_T, sink_rows_T = self
-        if not sinks or sink_rows_T is None:
-            return ops.rotary_store(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer), None
-        return ops.rotary_store_sinks(qkv_THD, cos_sin_PR, rows_T, sink_rows_T, slots_T, kv, layer)
+        sink_rows_T = sink_rows_T if sinks else None
+        return ops.rotary_store(qkv_THD, cos_sin_PR, rows_T, slots_T, kv, layer, sink_rows_T)
 
 
 class RopeTable:
