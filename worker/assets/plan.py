@@ -36,11 +36,14 @@ def kv_bytes_per_token(
 
 
 def parameters(info: ModelInfo) -> int:
-    """Weights of a Llama-like decoder as its config describes it; biases are not counted."""
+    """Weights of a decoder as its config describes it; biases are not counted."""
     q_width, kv_width = info.heads * info.head_dim, info.kv_heads * info.head_dim
     attention = info.hidden_size * (2 * q_width + 2 * kv_width)
     mlp = 3 * info.hidden_size * info.intermediate_size
     norms = 2 * info.hidden_size
+    if info.architecture == "Gemma3ForCausalLM":
+        # behind each half as before it, and one each for query and key heads
+        norms = 2 * norms + 2 * info.head_dim
     embeddings = info.vocab_size * info.hidden_size * (1 if info.tie_word_embeddings else 2)
     return embeddings + info.layers * (attention + mlp + norms) + info.hidden_size
 

@@ -28,6 +28,13 @@ def test_the_real_model(smollm2: Path) -> None:
     assert parameters(info) * 2 == weight_bytes(smollm2)
 
 
+@pytest.mark.slow
+def test_the_real_hybrid_model(gemma3_270m: Path) -> None:
+    info = read_config(gemma3_270m)
+    assert kv_bytes_per_token(info, 2) == 2 * 18 * 1 * 256 * 2
+    assert parameters(info) * 2 == weight_bytes(gemma3_270m)
+
+
 def test_an_8b_model_has_2_mib_per_block(make_folder: MakeFolder) -> None:
     info = read_config(
         make_folder(
