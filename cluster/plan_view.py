@@ -15,10 +15,17 @@ from rich.table import Table
 
 from decodefleet.worker.assets.checkpoint import ModelInfo, read_config, weight_bytes
 from decodefleet.worker.assets.errors import ModelError
-from decodefleet.worker.assets.plan import SCALE_BYTES, Capacity, capacity, kv_bytes_per_token, parameters
+from decodefleet.worker.assets.plan import (
+    SCALE_BYTES,
+    Capacity,
+    capacity,
+    kv_bytes_per_token,
+    kv_groups,
+    parameters,
+)
 from decodefleet.worker.assets.progress import ProgressSink
 from decodefleet.worker.assets.resolve import resolve_model
-from decodefleet.worker.config import CacheConfig
+from decodefleet.worker.config import BatchConfig, CacheConfig
 
 GIB = 1 << 30
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -40,6 +47,7 @@ class MemoryPlan:
     """Bytes, each per rank unless it says otherwise.
 
     weights_exact: read from the weight files; False: counted from the config.
+    block_layers: layers that share a block; fewer than there are where some have a window.
     usable: what weights and KV may take together; None on a CPU, whose pool has a fixed size.
     """
 
@@ -56,6 +64,7 @@ class MemoryPlan:
     place: str
     usable: int | None
     kv_pool: int
+    block_layers: int
     capacity: Capacity
 
     @property
@@ -89,7 +98,9 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
     place, usable = _memory(options)
     pool = max(0, usable - weights) if usable is not None else int(options.cache.cpu_kv_cache_gib * GIB)
     length = options.max_model_len or info.max_position_embeddings
-    block = options.cache.block_size
+    cache, block = options.cache, options.cache.block_size
+    groups = kv_groups(info, cache.window, cache.attention_sinks)
+    chunk = BatchConfig().max_num_batched_tokens
     return MemoryPlan(
         info=info,
         dtype=dtype,
@@ -104,7 +115,8 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
         place=place,
         usable=usable,
         kv_pool=pool,
-        capacity=capacity(pool, per_token, block, length),
+        block_layers=groups.block_layers,
+        capacity=capacity(pool, per_token // info.layers, groups, block, length, chunk),
     )
 
 
@@ -161,13 +173,18 @@ def _model_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         ),
         (
             _per_rank("KV per block", plan),
-            f"{_bytes(plan.kv_per_token * plan.block_size)} ({plan.block_size} tokens)",
+            f"{_bytes(plan.capacity.block_bytes)} ({plan.block_size} tokens{_of_layers(plan)})",
         ),
         (
             _per_rank("KV of a full sequence", plan),
-            f"{_bytes(plan.kv_per_token * plan.max_model_len)} ({plan.max_model_len:,} tokens)",
+            f"{_bytes(plan.capacity.sequence_bytes)} ({plan.max_model_len:,} tokens)",
         ),
     ]
+
+
+def _of_layers(plan: MemoryPlan) -> str:
+    layers = plan.block_layers
+    return "" if layers == plan.info.layers else f" of {layers} layers: some have a window"
 
 
 def _kv_formula(plan: MemoryPlan) -> str:

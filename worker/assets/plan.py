@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from ..config import KvCacheDtype
+from ..kv.groups import KvGroups, layer_rules
 from .checkpoint import ModelInfo
 from .errors import ModelError
 
@@ -14,11 +15,17 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a KV pool holds, per rank. sequences: of the full `max_model_len` at once, rounded down."""
+    """What a KV pool holds, per rank.
 
+    tokens: whose KV all layers keep. sequences: of the full `max_model_len` at once, rounded down; layers with
+    a window keep no more of them than it needs. sequence_bytes: what each of them takes.
+    """
+
+    block_bytes: int
     blocks: int
     tokens: int
     sequences: int
+    sequence_bytes: int
 
 
 def kv_bytes_per_token(
@@ -59,14 +66,23 @@ def attention_doubling(info: ModelInfo) -> float:
     return (parameters(info) - embeddings) / per_token if per_token else inf
 
 
-def capacity(memory: int, per_token: int, block_size: int, max_model_len: int) -> Capacity:
-    """What `memory` bytes of KV pool hold.
+def kv_groups(info: ModelInfo, window: int | None = None, sinks: int = 0) -> KvGroups:
+    """How the model's layers share blocks; window and sinks: as asked for, on top of the model's own."""
+    return KvGroups.of(layer_rules(info.layer_windows, window, sinks))
 
-    per_token: from `kv_bytes_per_token`. Zero blocks are an answer, not an error.
+
+def capacity(
+    memory: int, per_layer: int, groups: KvGroups, block_size: int, max_model_len: int, chunk: int
+) -> Capacity:
+    """What `memory` bytes of KV pool hold. Zero blocks are an answer, not an error.
+
+    per_layer: bytes of a token in one layer, see `kv_bytes_per_token`. chunk: tokens of one step at most.
     """
-    blocks = max(0, memory) // (per_token * block_size)
-    blocks_per_sequence = -(-max_model_len // block_size)
-    return Capacity(blocks, blocks * block_size, blocks // blocks_per_sequence)
+    block_bytes = per_layer * groups.block_layers * block_size
+    blocks = max(0, memory) // block_bytes
+    needed = groups.most_blocks(max_model_len, block_size, chunk)
+    tokens = blocks // len(groups) * block_size
+    return Capacity(block_bytes, blocks, tokens, blocks // needed, needed * block_bytes)
 
 
 def _kv_heads_per_rank(info: ModelInfo, tp: int) -> int:

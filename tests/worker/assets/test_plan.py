@@ -17,6 +17,7 @@ from decodefleet.worker.assets.plan import (
     parameters,
 )
 from decodefleet.worker.config import KvCacheDtype
+from decodefleet.worker.kv.groups import FULL, KvGroups, WindowRule
 
 MakeFolder = Callable[..., Path]
 GIB = 2**30
@@ -70,8 +71,21 @@ def test_heads_that_cannot_be_divided_are_refused(make_folder: MakeFolder, tp: i
 
 
 def test_what_fits() -> None:
-    assert capacity(GIB, per_token=1024, block_size=16, max_model_len=1000) == Capacity(65536, 1048576, 1040)
-    assert capacity(100, per_token=1024, block_size=16, max_model_len=1000) == Capacity(0, 0, 0)
+    layout = {"per_layer": 256, "groups": KvGroups.of([FULL] * 4), "block_size": 16, "max_model_len": 1000}
+    block = 1024 * 16
+    assert capacity(GIB, **layout, chunk=512) == Capacity(block, 65536, 1048576, 1040, 63 * block)
+    assert capacity(100, **layout, chunk=512) == Capacity(block, 0, 0, 0, 63 * block)
+
+
+def test_layers_with_a_window_keep_no_more_than_it_needs() -> None:
+    """Gemma 3 270M: six groups of three layers, five of which keep 512 tokens and the chunk in work."""
+    groups = KvGroups.of([*[WindowRule(512)] * 5, FULL] * 3)
+    held = capacity(GIB, per_layer=1024, groups=groups, block_size=16, max_model_len=32768, chunk=512)
+    needed = 32768 // 16 + 5 * (-(-(511 + 512) // 16) + 1)
+    block = 3 * 16 * 1024
+    assert held == Capacity(
+        block, GIB // block, GIB // block // 6 * 16, GIB // block // needed, needed * block
+    )
 
 
 def test_where_attention_costs_as_much_as_the_weights(smollm2: Path) -> None:
