@@ -17,8 +17,8 @@ SCALE_BYTES = 4
 class Capacity:
     """What a KV pool holds, per rank.
 
-    tokens: whose KV all layers keep. sequences: of the full `max_model_len` at once, rounded down; layers with
-    a window keep no more of them than it needs. sequence_bytes: what each of them takes.
+    tokens: whose KV all layers keep. sequences: of the full `max_model_len` at once, rounded down; layers
+    with a window keep no more of them than it needs. sequence_bytes: what each of them takes.
     """
 
     block_bytes: int
