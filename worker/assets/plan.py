@@ -39,7 +39,7 @@ def kv_bytes_per_token(
     """
     quantised = kv_cache_dtype != "auto"
     vector = info.head_dim + SCALE_BYTES if quantised else info.head_dim * dtype_bytes
-    return 2 * info.layers * _kv_heads_per_rank(info, tp) * vector
+    return 2 * info.layers * kv_heads_per_rank(info, tp) * vector
 
 
 def parameters(info: ModelInfo) -> int:
@@ -85,7 +85,8 @@ def capacity(
     return Capacity(block_bytes, blocks, tokens, blocks // needed, needed * block_bytes)
 
 
-def _kv_heads_per_rank(info: ModelInfo, tp: int) -> int:
+def kv_heads_per_rank(info: ModelInfo, tp: int) -> int:
+    """Raises ModelError when the heads cannot be divided among `tp` ranks."""
     if tp < 1 or info.heads % tp != 0 or max(info.kv_heads, tp) % min(info.kv_heads, tp) != 0:
         raise ModelError(
             f"{info.heads} attention heads and {info.kv_heads} KV heads cannot be divided among {tp} ranks.",

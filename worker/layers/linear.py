@@ -1,4 +1,8 @@
-"""Linear layers. Own weights in the form the kernels want; know nothing of what they project."""
+"""Linear layers. Own weights in the form the kernels want; know nothing of what they project.
+
+A rank holds some of the outputs of a layer, and computes those; or it holds some of the inputs, and its
+product is a term of a sum over all ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,17 @@ from torch import Tensor
 
 from decodefleet.kernels import ops
 
+from ..parallel.ranks import ALONE, Ranks
 from .norm import RmsNorm
 
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """How all linear layers of a model are computed: see `ops.prepare_linear`."""
+    """How all linear layers of a model are computed: see `ops.prepare_linear`; and with whom."""
 
     invariant: bool = True
     quantization: ops.Quantization = "none"
+    ranks: Ranks = ALONE
 
 
 class Linear:
@@ -54,3 +60,23 @@ class Linear:
     def add_to(self, x_TK: Tensor, residual_TN: Tensor) -> Tensor | None:
         """Adds the projection to the residual stream, in place; what it returns is still to be added."""
         return ops.linear_add(x_TK, self._prepared, residual_TN)
+
+
+class SummedLinear(Linear):
+    """The rank has weights for some of the inputs; the layer's output is the sum of all ranks' products."""
+
+    def __init__(self, weights: list[Tensor], biases: list[Tensor], options: LinearOptions) -> None:
+        super().__init__(weights, biases, options)
+        self._ranks = options.ranks
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        return self._ranks.sum(super().__call__(x_TK))
+
+    def add_to(self, x_TK: Tensor, residual_TN: Tensor) -> Tensor | None:
+        return self._ranks.add_sum(super().__call__(x_TK), residual_TN)
+
+
+def summed_linear(weights: list[Tensor], biases: list[Tensor], options: LinearOptions) -> Linear:
+    """A layer whose inputs are spread over the ranks. biases: on one rank only."""
+    kind = Linear if options.ranks.shard.size == 1 else SummedLinear
+    return kind(weights, biases, options)

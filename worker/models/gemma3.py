@@ -18,11 +18,19 @@ from decodefleet.kernels.ops import AttentionOptions, KvCache
 from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
 from ..kv.groups import KvGroups
-from ..layers.linear import Linear, LinearOptions
+from ..layers.linear import LinearOptions
 from ..layers.norm import RmsNorm
 from ..layers.rotary import Angles, make_rope
 from .model import Metas
-from .projections import down_projection, gate_up_projection, head_norms, out_projection, qkv_projection
+from .projections import (
+    down_projection,
+    embedding,
+    gate_up_projection,
+    head,
+    head_norms,
+    out_projection,
+    qkv_projection,
+)
 from .weights import Weights
 
 # checkpoints keep norm weights as differences from one
@@ -98,15 +106,12 @@ class Gemma3Model:
         linear: LinearOptions,
     ) -> None:
         _require_supported(info)
-        self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
         # rounded, as it was in training: 25.25 for 640 hidden numbers in bf16
-        self.embedding_scale = float(torch.tensor(math.sqrt(info.hidden_size), dtype=self.embedding_VD.dtype))
+        scale = float(torch.tensor(math.sqrt(info.hidden_size), dtype=weights.dtype))
+        self.embedding = embedding(info, weights, linear, scale)
         self.layers = [Gemma3Layer(info, i, groups, weights, linear) for i in range(info.layers)]
         self.norm = _norm(info, "model.norm", weights)
-        head_VD = self.embedding_VD
-        if not info.tie_word_embeddings:
-            head_VD = weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
-        self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
+        self.head = head(info, weights, linear, self.embedding)
         self.rope, self.window_rope = (
             make_rope(rope, info.head_dim, max_positions, groups.sink_span, device)
             for rope in (info.rope, info.window_rope)
@@ -115,7 +120,7 @@ class Gemma3Model:
     def forward(self, tokens_T: Tensor, positions_T: Tensor, kv: KvCache, metas: Metas) -> Tensor:
         """Final hidden states [T, D], normed; the step's keys and values are in `kv` afterwards."""
         full, windowed = self.rope.angles(positions_T), self.window_rope.angles(positions_T)
-        residual_TD = ops.embed(tokens_T, self.embedding_VD, self.embedding_scale)
+        residual_TD = self.embedding(tokens_T)
         for layer in self.layers:
             layer(residual_TD, windowed if layer.windowed else full, kv, metas)
         return self.norm(None, residual_TD)

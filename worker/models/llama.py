@@ -18,11 +18,19 @@ from decodefleet.kernels.ops import AttentionOptions, KvCache
 
 from ..assets.checkpoint import ModelInfo
 from ..kv.groups import KvGroups
-from ..layers.linear import Linear, LinearOptions
+from ..layers.linear import LinearOptions
 from ..layers.norm import HeadNorms, RmsNorm
 from ..layers.rotary import Angles, make_rope
 from .model import Metas
-from .projections import down_projection, gate_up_projection, out_projection, qkv_projection, require_gate
+from .projections import (
+    down_projection,
+    embedding,
+    gate_up_projection,
+    head,
+    out_projection,
+    qkv_projection,
+    require_gate,
+)
 from .weights import Weights
 
 
@@ -114,14 +122,10 @@ class LlamaModel:
         linear: LinearOptions,
     ) -> None:
         require_gate(info, "silu")
-        self.embedding_VD = weights.take("model.embed_tokens.weight", info.vocab_size, info.hidden_size)
+        self.embedding = embedding(info, weights, linear)
         self.layers = [self._layer(info, i, groups, weights, linear) for i in range(info.layers)]
         self.norm = RmsNorm(weights.take("model.norm.weight", info.hidden_size), info.rms_norm_eps)
-        tied = info.tie_word_embeddings or not weights.has("lm_head.weight")
-        head_VD = (
-            self.embedding_VD if tied else weights.take("lm_head.weight", info.vocab_size, info.hidden_size)
-        )
-        self.head = Linear([head_VD], [], linear, out_dtype=torch.float32)
+        self.head = head(info, weights, linear, self.embedding)
         self.rope = make_rope(info.rope, info.head_dim, max_positions, groups.sink_span, device)
 
     def make_mlp(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> Mlp:
@@ -141,7 +145,7 @@ class LlamaModel:
         angles = self.rope.angles(positions_T)
         x_TD: Tensor | None = None
         # in fp32: sixty bf16 roundings of one sum cost more accuracy than all products together
-        residual_TD = ops.embed(tokens_T, self.embedding_VD)
+        residual_TD = self.embedding(tokens_T)
         for layer in self.layers:
             x_TD = layer(x_TD, residual_TD, angles, kv, metas)
         return self.norm(x_TD, residual_TD)

@@ -16,44 +16,57 @@ from torch import Tensor
 
 from ..assets.checkpoint import tensor_index
 from ..assets.errors import ModelError
+from ..parallel.shard import Part
 
 _FLOATS = ("BF16", "F16", "F32")
 
 
 class Weights(Protocol):
+    """dtype: of all that it gives."""
+
+    dtype: torch.dtype
+
     def has(self, name: str) -> bool: ...
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor on the model's device in the model's dtype. Raises ModelError naming what is wrong."""
+    def take(self, name: str, *shape: int, part: Part | None = None) -> Tensor:
+        """The tensor, or part of it, on the model's device in the model's dtype.
+
+        shape: of what is returned. Raises ModelError naming what is wrong.
+        """
 
 
 class CheckpointWeights:
-    """Reads one tensor after the other, so that the peak is the model and one tensor."""
+    """Reads one tensor after the other, so that the peak is the model and one tensor.
+
+    nbytes: read so far, in the checkpoint's dtype.
+    """
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, on_bytes: Callable[[int, int], None]
     ) -> None:
         self._folder = folder
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._on_bytes = on_bytes
         self._index = tensor_index(folder)
         self._total = sum(entry.nbytes for entry in self._index.values())
-        self._read = 0
+        self._passed = 0
+        self.nbytes = 0
         self._files: dict[Path, Any] = {}
 
     def has(self, name: str) -> bool:
         return name in self._index
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int, part: Part | None = None) -> Tensor:
+        whole = _whole(shape, part)
         entry = self._index.get(name)
         if entry is None:
             raise ModelError(
                 f"{self._folder} has no tensor {name}.", "Check that config.json belongs to these weights."
             )
-        if entry.shape != shape:
+        if entry.shape != whole:
             raise ModelError(
-                f"{name} in {entry.file} has shape {list(entry.shape)}; config.json means {list(shape)}.",
+                f"{name} in {entry.file} has shape {list(entry.shape)}; config.json means {list(whole)}.",
                 "Check that config.json belongs to these weights.",
             )
         if entry.dtype not in _FLOATS:
@@ -61,10 +74,20 @@ class CheckpointWeights:
                 f"{name} in {entry.file} is of type {entry.dtype}; {', '.join(_FLOATS)} can be loaded.",
                 "Serve the unquantised checkpoint.",
             )
-        tensor: Tensor = self._open(entry.file).get_tensor(name)
-        self._read += entry.nbytes
-        self._on_bytes(self._read, self._total)
-        return tensor.to(self._device, self._dtype)
+        tensor = self._read(entry.file, name, part)
+        self.nbytes += tensor.nbytes
+        self._passed += entry.nbytes
+        self._on_bytes(self._passed, self._total)
+        return tensor.to(self._device, self.dtype)
+
+    def _read(self, path: Path, name: str, part: Part | None) -> Tensor:
+        tensor: Tensor
+        if part is None:
+            tensor = self._open(path).get_tensor(name)
+        else:
+            span = (*[slice(None)] * part.axis, slice(part.start, part.stop))
+            tensor = self._open(path).get_slice(name)[span]
+        return tensor
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
@@ -76,15 +99,20 @@ class DummyWeights:
     """Random weights scaled so that activations stay finite through any depth."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._generator = torch.Generator(device).manual_seed(0)
 
     def has(self, name: str) -> bool:
         return not name.endswith(".bias")
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int, part: Part | None = None) -> Tensor:
         if len(shape) == 1:
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+            return torch.ones(shape, dtype=self.dtype, device=self._device)
+        tensor = torch.empty(shape, dtype=self.dtype, device=self._device)
         return tensor.normal_(std=1 / math.sqrt(shape[-1]), generator=self._generator)
+
+
+def _whole(shape: tuple[int, ...], part: Part | None) -> tuple[int, ...]:
+    """The shape of the tensor that a part of this shape is taken from."""
+    return shape if part is None else (*shape[: part.axis], part.whole, *shape[part.axis + 1 :])
