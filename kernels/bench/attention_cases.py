@@ -28,10 +28,10 @@ def attention_cases(model: Model, device: torch.device) -> Iterator[Case]:
     decodes = [(64, 4096), (1, 32768), (8, 4096)] if gpu else [(8, 512), (1, 2048)]
     for B, context in decodes:
         yield _attention(f"decode, {B} x {context}", B, 1, context, BF16, model, device)
-    if gpu:
-        for dtype in (torch.int8, torch.float8_e4m3fn):
-            name = str(dtype).removeprefix("torch.").removesuffix("_e4m3fn")
-            yield _attention(f"decode, 64 x 4096, {name}", 64, 1, 4096, dtype, model, device)
+    B, context = (64, 4096) if gpu else (1, 2048)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        name = str(dtype).removeprefix("torch.").removesuffix("_e4m3fn")
+        yield _attention(f"decode, {B} x {context}, {name}", B, 1, context, dtype, model, device)
     yield _attention("prefill, 512 after 1536", 1, 512, 2048, BF16, model, device)
     yield _rotary(64, model, device)
     yield _copies(32 if gpu else 4, model, device)
