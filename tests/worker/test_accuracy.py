@@ -22,7 +22,7 @@ SCORING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a text's tokens but the first: their log-probabilities, and the likeliest token in the place of each."""
+    """Of a text's tokens but the first: log-probabilities, and the likeliest token in the place of each."""
 
     logprobs: list[float]
     likeliest: list[int]
@@ -52,10 +52,11 @@ def in_bf16(smollm2: Path) -> Scores:
 
 
 def report(capsys: pytest.CaptureFixture[str], what: str, found: Scores, wanted: Scores) -> None:
+    more = found.perplexity / wanted.perplexity - 1
     with capsys.disabled():
         print(
-            f"\n{what}: perplexity {found.perplexity:.3f} ({found.perplexity / wanted.perplexity - 1:+.3%}) on "
-            f"{len(wanted.logprobs)} tokens, the same likeliest token at {found.agreement(wanted):.1%}"
+            f"\n{what}: perplexity {found.perplexity:.3f} ({more:+.3%}) on {len(wanted.logprobs)} tokens, "
+            f"the same likeliest token at {found.agreement(wanted):.1%}"
         )
 
 
