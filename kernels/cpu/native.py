@@ -34,7 +34,7 @@ SOURCES = (
     "rotary/cpu.cpp",
     "sampling/cpu.cpp",
 )
-HEADERS = ("cpu/entry.h", "cpu/pool.h", "cpu/simd.h", "paged_attention/cpu_keys.h")
+HEADERS = ("cpu/entry.h", "cpu/pool.h", "cpu/product.h", "cpu/simd.h", "paged_attention/cpu_keys.h")
 # one rounding per operation as written: contraction would differ between the variants of a kernel
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),

@@ -104,11 +104,15 @@ static inline float sum16(f32x16 v) {
 }
 
 static inline float max_of(f32x16 v) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float x[16];
     store(x, v);
     for (int width = 8; width; width /= 2)
         for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
     return x[0];
+#endif
 }
 
 // exp(x) for x <= 88; 0 below -87.3. Cody-Waite reduction and a degree-6 polynomial: within 2 ulp.

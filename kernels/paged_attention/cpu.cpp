@@ -8,6 +8,7 @@
 // a split of their own. Keys that no row of a tile sees are not read.
 #include "../cpu/entry.h"
 #include "../cpu/pool.h"
+#include "../cpu/product.h"
 #include "../cpu/simd.h"
 #include "cpu_keys.h"
 
@@ -22,7 +23,6 @@ namespace {
 constexpr int64_t kSplit = 256;
 // more rows share a tile of widened keys, fewer leave more to share out
 constexpr int64_t kRows = 96;
-constexpr int kRowsAtOnce = 12;
 // below, work is shared out by span too
 constexpr int kJobsPerThread = 8;
 constexpr int64_t kEverything = INT64_MAX / 2;
@@ -67,7 +67,8 @@ struct State {
 
     static int64_t floats(int64_t rows, int64_t D) { return rows * (D + 16) + (rows + 15) / 16 * 16; }
 
-    State(float* memory, int64_t rows) : peak(memory), total(memory + (rows + 15) / 16 * 16), acc(total + rows * 16) {}
+    State(float* memory, int64_t rows)
+        : peak(memory), total(memory + (rows + 15) / 16 * 16), acc(total + rows * 16) {}
 
     void clear(int64_t rows, int64_t D) {
         std::fill(peak, peak + rows, -INFINITY);
@@ -85,7 +86,7 @@ struct Workspace {
     void fit(int64_t rows, int64_t D, int64_t keys) {
         const int64_t sizes[] = {rows * D, rows * D,          keys * D,
                                  keys * D, keys,              keys,
-                                 kRowsAtOnce * keys,          State::floats(rows, D),
+                                 kMostRows * keys,          State::floats(rows, D),
                                  State::floats(rows, D)};
         float** places[] = {&q, &q_sink, &k, &v, &k_scales, &v_scales, &weights, &part, &sum};
         int64_t total = 0;
@@ -100,54 +101,6 @@ struct Workspace {
     }
 };
 
-// c[i] += sum over k of a[i][k]·b[k], for N rows and M vectors: a chain of fma over ascending k for each number
-template <int N, int M>
-void product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c, int64_t c_stride,
-             int64_t K) {
-    f32x16 sum[N][M];
-    for (int i = 0; i < N; i++)
-        for (int j = 0; j < M; j++) sum[i][j] = load<f32x16>(c + i * c_stride + j * 16);
-    for (int64_t k = 0; k < K; k++) {
-        f32x16 column[M];
-        for (int j = 0; j < M; j++) column[j] = load<f32x16>(b + k * b_stride + j * 16);
-        for (int i = 0; i < N; i++) {
-            const f32x16 x = splat(a[i * a_stride + k]);
-            for (int j = 0; j < M; j++) sum[i][j] = fma(column[j], x, sum[i][j]);
-        }
-    }
-    for (int i = 0; i < N; i++)
-        for (int j = 0; j < M; j++) store(c + i * c_stride + j * 16, sum[i][j]);
-}
-
-template <int N>
-void product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c, int64_t c_stride,
-             int64_t K, int64_t width) {
-    int64_t j = 0;
-    if constexpr (N <= 6)
-        for (; j + 64 <= width; j += 64) product<N, 4>(a, a_stride, b + j, b_stride, c + j, c_stride, K);
-    for (; j + 32 <= width; j += 32) product<N, 2>(a, a_stride, b + j, b_stride, c + j, c_stride, K);
-    if (j < width) product<N, 1>(a, a_stride, b + j, b_stride, c + j, c_stride, K);
-}
-
-// width: a multiple of 16
-void product(int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
-             int64_t c_stride, int64_t K, int64_t width) {
-    switch (rows) {
-        case 1: return product<1>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 2: return product<2>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 3: return product<3>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 4: return product<4>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 5: return product<5>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 6: return product<6>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 7: return product<7>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 8: return product<8>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 9: return product<9>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 10: return product<10>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        case 11: return product<11>(a, a_stride, b, b_stride, c, c_stride, K, width);
-        default: return product<12>(a, a_stride, b, b_stride, c, c_stride, K, width);
-    }
-}
-
 // tanh, which is 1 long before the exponential would overflow
 f32x16 capped(f32x16 scores, float cap) {
     const f32x16 twice = scores * (2.0f / cap);
@@ -156,8 +109,8 @@ f32x16 capped(f32x16 scores, float cap) {
 }
 
 // One row's scores of keys first_key.. become weights, in place; its peak, total and acc take them in.
-void weigh(const Attention& a, const Workspace& work, float* scores, int64_t width, int64_t first_key, int row,
-           State& state) {
+void weigh(const Attention& a, const Workspace& work, float* scores, int64_t width, int64_t first_key,
+           int64_t row, State& state) {
     const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int64_t first = work.first[row] - first_key, last = work.last[row] - first_key;
     f32x16 s[4];
@@ -169,7 +122,8 @@ void weigh(const Attention& a, const Workspace& work, float* scores, int64_t wid
         if (a.soft_cap != 0.0f) s[j] = capped(s[j], a.soft_cap);
         if (first > j * 16 || last < j * 16 + 15) {
             const i32x16 key = lanes + j * 16;
-            const int32_t lo = (int32_t)std::max<int64_t>(first, 0), hi = (int32_t)std::min<int64_t>(last, width);
+            const int32_t lo = (int32_t)std::max<int64_t>(first, 0);
+            const int32_t hi = (int32_t)std::min<int64_t>(last, width);
             s[j] = (key >= lo) & (key <= hi) ? s[j] : splat(-INFINITY);
         }
         most = max16(most, s[j]);
@@ -214,7 +168,8 @@ void spread(const Attention& a, Workspace& work, const int32_t* table, int64_t k
 }
 
 // The state of `rows` rows after the keys of a span, from nothing.
-void walk(const Attention& a, Workspace& work, const Tile& tile, int64_t kv_head, const Span& span, State& state) {
+void walk(const Attention& a, Workspace& work, const Tile& tile, int64_t kv_head, const Span& span,
+          State& state) {
     const int64_t rows = tile.count * a.group(), keys = a.tile_keys(), D = a.D;
     state.clear(rows, D);
     for (int64_t row = 0; row < rows; row++) {
@@ -227,14 +182,15 @@ void walk(const Attention& a, Workspace& work, const Tile& tile, int64_t kv_head
         spread(a, work, a.table + tile.seq * a.table_width, kv_head, span, n);
         const int64_t begin = std::max<int64_t>(span.begin - n, 0), end = std::min(span.end - n, keys);
         const int64_t width = (end + 15) / 16 * 16;
-        for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
-            const int64_t count = std::min<int64_t>(kRowsAtOnce, rows - row);
+        for (int64_t row = 0; row < rows; row += kMostRows) {
+            const int64_t count = std::min<int64_t>(kMostRows, rows - row);
             // rows are in order of position: nobody here sees these keys
             if (work.last[row + count - 1] < n + begin || work.first[row] >= n + end) continue;
             std::fill(work.weights, work.weights + count * keys, 0.0f);
-            product(count, q + row * D, D, work.k, keys, work.weights, keys, D, width);
-            for (int64_t i = 0; i < count; i++) weigh(a, work, work.weights + i * keys, width, n, (int)(row + i), state);
-            product(count, work.weights + begin, keys, work.v + begin * D, D, state.acc + row * D, D, end - begin, D);
+            product(count, {q + row * D, D}, {work.k, keys}, work.weights, keys, D, width);
+            for (int64_t i = 0; i < count; i++) weigh(a, work, work.weights + i * keys, width, n, row + i, state);
+            const Rows weights{work.weights + begin, keys}, values{work.v + begin * D, D};
+            product(count, weights, values, state.acc + row * D, D, end - begin, D);
         }
     }
 }
@@ -266,11 +222,13 @@ void finish(const Attention& a, const Tile& tile, int64_t kv_head, const State& 
         }
         const float scale = fade / total;
         bf16* out = a.out + ((tile.first + row / group) * a.heads + head) * a.D;
-        for (int64_t d = 0; d < a.D; d += 16) store_bf16(out + d, load<f32x16>(state.acc + row * a.D + d) * scale);
+        const float* acc = state.acc + row * a.D;
+        for (int64_t d = 0; d < a.D; d += 16) store_bf16(out + d, load<f32x16>(acc + d) * scale);
     }
 }
 
-void load_queries(const Attention& a, const Tile& tile, int64_t kv_head, const bf16* q, int64_t stride, float* out) {
+void load_queries(const Attention& a, const Tile& tile, int64_t kv_head, const bf16* q, int64_t stride,
+                  float* out) {
     const int64_t group = a.group(), D = a.D;
     for (int64_t row = 0; row < tile.count * group; row++) {
         const bf16* from = q + (tile.first + row / group) * stride + (kv_head * group + row % group) * D;

@@ -59,7 +59,8 @@ static inline void transpose(u32x16* rows) {
 
 // The first `words` of 16 words from each of 16 rows of keys, transposed; k: a lane per key, `stride` apart.
 template <class F, int WORDS>
-static inline void spread_words(const char* keys, const char* next, int64_t row_bytes, float* k, int64_t stride) {
+static inline void spread_words(const char* keys, const char* next, int64_t row_bytes, float* k,
+                                int64_t stride) {
     u32x16 columns[kBlock];
 #pragma GCC unroll 16
     for (int t = 0; t < kBlock; t++) {

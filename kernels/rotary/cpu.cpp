@@ -60,7 +60,8 @@ template <class F> struct Quantised {
     typedef int8_t Number;
     static void store_row(const bf16* x, int64_t D, Number* out, float* scale) {
         f32x16 largest = splat(kTiniest);
-        for (int64_t d = 0; d < D; d += 16) largest = max16(largest, (f32x16)((u32x16)load_bf16(x + d) & 0x7fffffff));
+        for (int64_t d = 0; d < D; d += 16)
+            largest = max16(largest, (f32x16)((u32x16)load_bf16(x + d) & 0x7fffffff));
         *scale = max_of(largest) / F::kLimit;
         for (int64_t d = 0; d < D; d += 16) store_bytes(out + d, F::bits(load_bf16(x + d) / splat(*scale)));
     }
