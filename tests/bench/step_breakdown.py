@@ -28,8 +28,11 @@ LABELS = {
     "df_linear": "linears",
     "df_paged_attention": "attention",
     "df_add_rms_norm": "norms",
+    "df_norm_add": "norms",
+    "df_norm_heads": "norms",
     "df_rotary_store": "rotary + KV write",
     "df_silu_mul": "gate",
+    "df_gelu_tanh_mul": "gate",
     "df_embed": "embedding",
 }
 

@@ -11,6 +11,8 @@ from .checkpoint import ModelInfo
 from .errors import ModelError
 
 SCALE_BYTES = 4
+# of queries and of keys
+_HEAD_NORMS = ("Gemma3ForCausalLM", "Qwen3ForCausalLM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,10 @@ def parameters(info: ModelInfo) -> int:
     mlp = 3 * info.hidden_size * info.intermediate_size
     norms = 2 * info.hidden_size
     if info.architecture == "Gemma3ForCausalLM":
-        # behind each half as before it, and one each for query and key heads
-        norms = 2 * norms + 2 * info.head_dim
+        # behind each half as before it
+        norms *= 2
+    if info.architecture in _HEAD_NORMS:
+        norms += 2 * info.head_dim
     embeddings = info.vocab_size * info.hidden_size * (1 if info.tie_word_embeddings else 2)
     return embeddings + info.layers * (attention + mlp + norms) + info.hidden_size
 
