@@ -10,6 +10,7 @@ from tokenizers import decoders, models
 from transformers import AutoTokenizer
 
 from decodefleet.worker.assets.errors import ModelError
+from decodefleet.worker.text.detokenizer import IncrementalDetokenizer
 from decodefleet.worker.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -91,3 +92,23 @@ def test_end_tokens_of_all_files_are_joined(smollm2: Path, tmp_path: Path) -> No
         shutil.copy(smollm2 / name, tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 5]}))
     assert Tokenizer.from_folder(tmp_path).eos_token_ids == (0, 5, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("Hello, world!", [9259, 236764, 1902, 236888]),
+        ("a   b", [236746, 139, 236763]),
+        ("世界 emoji 👩", [12811, 64334, 236743, 243767]),
+        ("\n\n\n def f(x):", [109, 1096, 517, 236769, 236781, 1473]),
+        ("<start_of_turn>user\n", [105, 2364, 107]),
+    ],
+)
+def test_a_large_sentencepiece_vocabulary(gemma3_270m: Path, text: str, ids: list[int]) -> None:
+    """As sentencepiece itself splits them."""
+    tokenizer = Tokenizer.from_folder(gemma3_270m)
+    assert tokenizer.encode(text) == [2, *ids]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    streamed = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+    assert "".join(streamed.push([token]) for token in ids) + streamed.finish() == text
