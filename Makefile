@@ -3,12 +3,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SEED := $(or $(SEED),$(shell date +%s))
+SOAK_EXAMPLES ?= 750
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench clean
+.PHONY: help serve test lint bench soak clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +31,11 @@ lint: $(STAMP) ## format, types, import rules and spelling; what CI runs
 
 bench: $(STAMP) ## load a running server, e.g. make bench ARGS="--concurrency 1,8,32"
 	$(BIN)/decodefleet bench serve $(ARGS)
+
+soak: $(STAMP) ## 100,000 random operations on engines, then three minutes of a live server; SEED=... repeats a run
+	@echo 'SEED=$(SEED)'
+	SOAK_EXAMPLES=$(SOAK_EXAMPLES) $(BIN)/python -m pytest tests/worker/test_stress.py -s --hypothesis-seed=$(SEED)
+	$(BIN)/python tests/soak_live.py --seed $(SEED)
 
 clean: ## remove caches and build output; the environment stays
 	rm -rf build dist .pyroot/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
