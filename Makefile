@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 SEED := $(or $(SEED),$(shell date +%s))
-SOAK_EXAMPLES ?= 750
+SOAK_EXAMPLES ?= 500
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -138,51 +138,39 @@ def generate(
     print()
 
 
-@app.command()
-def plan(
-    model: Annotated[str, typer.Argument(help="as for serve, or a bare config.json")] = "smollm2-135m",
+def _plan_flags() -> list[Flag]:
+    """Those options of `serve` that decide how much memory is needed."""
+    deciding = {name for name, option in options().items() if option.path[0] == "cache"}
+    deciding |= {"dtype", "max_model_len", "max_num_batched_tokens"}
+    return [flag for flag in _serve_flags() if flag.name in deciding]
+
+
+def _plan(
+    model: Annotated[
+        str | None, typer.Argument(help="as for serve, or a bare config.json", show_default=False)
+    ] = None,
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="memory of one GPU; if not given this machine's", min=0.1)
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that share one replica", min=1)] = 1,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="tokens of prompt plus output; if not given the model's limit", min=1)
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "auto",
-    block_size: Annotated[int, typer.Option(help="tokens per KV block", min=1, max=256)] = 16,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="share of a GPU that may be used", min=0.01, max=1.0)
-    ] = 0.9,
-    cpu_kv_cache_gib: Annotated[
-        float, typer.Option(help="size of the block pool where there is no GPU", min=0.001)
-    ] = 1.0,
-    kv_cache_dtype: Annotated[
-        Literal["auto", "fp8", "int8"], typer.Option(help="of cached K and V; auto is the model's")
-    ] = "auto",
+    **flags: Any,
 ) -> None:
     """Show what a model takes of the memory: weights, KV cache, and how many tokens fit."""
-    from decodefleet.worker.config import CacheConfig
-
     from .plan_view import PlanOptions, advice, find_model, make_plan, plan_table
     from .terminal import FileProgress
 
-    console = _console()
-    cache = CacheConfig(
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        cpu_kv_cache_gib=cpu_kv_cache_gib,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    wanted = PlanOptions(dtype, max_model_len, tensor_parallel_size, gpu_memory_gib, cache)
+    console, config = _console(), _load(model, None, flags).config
+    wanted = PlanOptions(config.weights, tensor_parallel_size, gpu_memory_gib, config.cache, config.batch)
     with FileProgress(console) as progress:
-        folder = find_model(model, progress)
+        folder = find_model(config.model, progress)
     made = make_plan(folder, wanted)
-    console.print(plan_table(model, made))
+    console.print(plan_table(config.model, made))
     if not made.fits:
         console.print(f"[red]{advice(made)}[/]")
         raise typer.Exit(1)
 
 
+app.command("plan", epilog=EPILOG)(with_flags(_plan, _plan_flags()))
 app.command("config", epilog=EPILOG)(with_flags(_config, _serve_flags()))
 
 

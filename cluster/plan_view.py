@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from rich.table import Table
@@ -25,7 +26,7 @@ from decodefleet.worker.assets.plan import (
 )
 from decodefleet.worker.assets.progress import ProgressSink
 from decodefleet.worker.assets.resolve import resolve_model
-from decodefleet.worker.config import BatchConfig, CacheConfig
+from decodefleet.worker.config import BatchConfig, CacheConfig, ModelOptions
 
 GIB = 1 << 30
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -35,11 +36,20 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 class PlanOptions:
     """gpu_memory_gib: of one GPU; None takes this machine's, or without a GPU the CPU's pool."""
 
-    dtype: str = "auto"
-    max_model_len: int | None = None
+    weights: ModelOptions = field(default_factory=ModelOptions)
     tensor_parallel_size: int = 1
     gpu_memory_gib: float | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+
+
+class Below(NamedTuple):
+    """A tier of KV memory beneath the main pool."""
+
+    label: str
+    option: str
+    size: int
+    held: Capacity
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class MemoryPlan:
     weights_exact: read from the weight files; False: counted from the config.
     block_layers: layers that share a block; fewer than there are where some have a window.
     usable: what weights and KV may take together; None on a CPU, whose pool has a fixed size.
+    below: tiers beneath the pool, fastest first.
     """
 
     info: ModelInfo
@@ -66,6 +77,7 @@ class MemoryPlan:
     kv_pool: int
     block_layers: int
     capacity: Capacity
+    below: tuple[Below, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -85,22 +97,26 @@ def find_model(model: str, progress: ProgressSink) -> Path:
 
 def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
     """Raises ModelError when the config is unusable or heads cannot be divided among the ranks."""
-    info = read_config(folder)
-    dtype = (info.dtype or "bfloat16") if options.dtype == "auto" else options.dtype
+    info, wanted = read_config(folder), options.weights.dtype
+    dtype = (info.dtype or "bfloat16") if wanted == "auto" else wanted
     if dtype not in DTYPE_BYTES:
         raise ModelError(
             f"Weights in {dtype} are not supported.", f"Choose --dtype: {', '.join(DTYPE_BYTES)}."
         )
     ranks, size = options.tensor_parallel_size, DTYPE_BYTES[dtype]
-    per_token = kv_bytes_per_token(info, size, ranks, options.cache.kv_cache_dtype)
-    stored = _stored_weights(folder) if options.dtype == "auto" else None
+    cache, block = options.cache, options.cache.block_size
+    per_token = kv_bytes_per_token(info, size, ranks, cache.kv_cache_dtype)
+    stored = _stored_weights(folder) if wanted == "auto" else None
     weights = -(-(stored or parameters(info) * size) // ranks)
     place, usable = _memory(options)
-    pool = max(0, usable - weights) if usable is not None else int(options.cache.cpu_kv_cache_gib * GIB)
-    length = options.max_model_len or info.max_position_embeddings
-    cache, block = options.cache, options.cache.block_size
+    pool = max(0, usable - weights) if usable is not None else int(cache.cpu_kv_cache_gib * GIB)
+    length = options.weights.max_model_len or info.max_position_embeddings
     groups = kv_groups(info, cache.window, cache.attention_sinks)
-    chunk = BatchConfig().max_num_batched_tokens
+
+    def held(memory: int) -> Capacity:
+        chunk = options.batch.max_num_batched_tokens
+        return capacity(memory, per_token // info.layers, groups, block, length, chunk)
+
     return MemoryPlan(
         info=info,
         dtype=dtype,
@@ -110,13 +126,22 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
         parameters=parameters(info),
         weights=weights,
         weights_exact=stored is not None,
-        kv_dtype=dtype if options.cache.kv_cache_dtype == "auto" else options.cache.kv_cache_dtype,
+        kv_dtype=dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype,
         kv_per_token=per_token,
         place=place,
         usable=usable,
         kv_pool=pool,
         block_layers=groups.block_layers,
-        capacity=capacity(pool, per_token // info.layers, groups, block, length, chunk),
+        capacity=held(pool),
+        below=tuple(Below(label, option, size, held(size)) for label, option, size in _tiers(cache) if size),
+    )
+
+
+def _tiers(cache: CacheConfig) -> tuple[tuple[str, str, int], ...]:
+    disk = cache.nvme_kv_gib if cache.nvme_kv_path is not None else 0
+    return (
+        ("host memory below", "--cpu-kv-gib", int(cache.cpu_kv_gib * GIB)),
+        ("disk below", "--nvme-kv-gib", int(disk * GIB)),
     )
 
 
@@ -201,6 +226,13 @@ def _memory_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         (_per_rank("left for KV", plan), f"{_bytes(plan.kv_pool)} ({note})"),
         ("fits", f"{held.blocks:,} blocks = {held.tokens:,} tokens"),
         ("sequences at once", f"{held.sequences:,} of the full length"),
+    ]
+    rows += [
+        (
+            _per_rank(tier.label, plan),
+            f"{_bytes(tier.size)} ({tier.option}): {tier.held.blocks:,} blocks = {tier.held.tokens:,} tokens",
+        )
+        for tier in plan.below
     ]
     return rows if plan.ranks == 1 else [("ranks", str(plan.ranks)), *rows]
 

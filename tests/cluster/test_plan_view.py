@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from decodefleet.cluster.plan_view import GIB, PlanOptions, advice, find_model, make_plan, plan_table
 from decodefleet.worker.assets.errors import ModelError
 from decodefleet.worker.assets.progress import NoProgress
-from decodefleet.worker.config import CacheConfig, KvCacheDtype
+from decodefleet.worker.config import CacheConfig, KvCacheDtype, ModelOptions
 
 # Llama 3.1 8B
 LLAMA = {
@@ -56,12 +57,13 @@ def test_ranks_share_weights_and_heads(llama: Path) -> None:
 
 
 def test_dtype_and_length_can_be_chosen(llama: Path) -> None:
-    plan = make_plan(llama, PlanOptions(dtype="float32", max_model_len=1024, gpu_memory_gib=80))
+    plan = make_plan(llama, PlanOptions(ModelOptions(dtype="float32", max_model_len=1024), gpu_memory_gib=80))
     assert plan.kv_per_token == 2 * 131072
     assert plan.weights == 4 * PARAMETERS
     assert plan.max_model_len == 1024
+    (llama / "config.json").write_text(json.dumps(LLAMA | {"torch_dtype": "fp4"}), encoding="utf-8")
     with pytest.raises(ModelError, match="fp4 are not supported"):
-        make_plan(llama, PlanOptions(dtype="fp4"))
+        make_plan(llama, PlanOptions())
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
@@ -103,3 +105,57 @@ def test_table_names_every_number(llama: Path) -> None:
     text = captured.get()
     for expected in ("8,030.3 M", "7.48 GiB", "65,536 bytes", "1.00 MiB (16 tokens)", "40.00 GiB per rank"):
         assert expected in text
+
+
+def test_tiers_below_are_shown_with_what_they_hold(llama: Path) -> None:
+    cache = CacheConfig(
+        cpu_kv_gib=64, nvme_kv_path=Path("/somewhere"), nvme_kv_gib=500, kv_cache_dtype="int8"
+    )
+    plan = make_plan(llama, PlanOptions(gpu_memory_gib=80, cache=cache))
+    block = plan.kv_per_token * 16
+    assert [(tier.size // GIB, tier.held.blocks) for tier in plan.below] == [
+        (64, 64 * GIB // block),
+        (500, 500 * GIB // block),
+    ]
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(plan_table("llama", plan))
+    text = captured.get()
+    assert f"64.00 GiB (--cpu-kv-gib): {64 * GIB // block:,} blocks" in text
+    assert "--nvme-kv-gib" in text
+    assert make_plan(llama, PlanOptions(cache=CacheConfig(nvme_kv_gib=500))).below == ()
+
+
+@dataclass(frozen=True)
+class Published:
+    """tp: ranks it is usually served on. kv_heads: of one rank. parameters: as published."""
+
+    config: str
+    tp: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    parameters: int
+
+
+# config files as published by the makers
+PUBLISHED = [
+    Published("llama-3-8b", 1, 32, 8, 128, 8_030_261_248),
+    Published("llama-3-70b", 8, 80, 1, 128, 70_553_706_496),
+    Published("qwen3-32b", 1, 64, 8, 128, 32_762_123_264),
+    Published("mistral-7b", 1, 32, 8, 128, 7_241_732_096),
+]
+
+
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model.config)
+def test_published_models(model: Published) -> None:
+    file = Path(__file__).parent / "published_configs" / model.config / "config.json"
+    options = PlanOptions(gpu_memory_gib=141, tensor_parallel_size=model.tp)
+    plan = make_plan(find_model(str(file), NoProgress()), options)
+    assert plan.kv_per_token == 2 * model.layers * model.kv_heads * model.head_dim * 2
+    assert plan.parameters == pytest.approx(model.parameters, rel=1e-3)
+    quantised = PlanOptions(
+        gpu_memory_gib=141, tensor_parallel_size=model.tp, cache=CacheConfig(kv_cache_dtype="fp8")
+    )
+    scaled = make_plan(file.parent, quantised)
+    assert scaled.kv_per_token == 2 * model.layers * model.kv_heads * (model.head_dim + 4)
