@@ -1,20 +1,22 @@
 """What placing a request on a worker costs, in seconds. Pure: (view, demand, hit) -> Cost.
 
     start    = queued prefill tokens · prefill_token          time until it would start
-    restore  = bytes cached below GPU memory / bandwidth      bring them back
+    restore  = latency + bytes / bandwidth, for each tier     bring back what is cached below GPU memory,
+                                                              where that is faster than computing it
     compute  = the step that computes the uncached rest       base + prefill + the decodes that share it
     slowdown = running · (uncached · prefill_token            everybody there waits for its prefill,
                           + expected tokens · Δstep)          then for its share of each decode step
     Δstep    = n · sequence + context · kv_token
 
-The coefficients are the worker's own fitted step time. No weights: what is compared is time.
+The coefficients are the worker's own: its fitted step time, and its tiers as measured. No weights: what is
+compared is time.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from decodefleet.worker.protocol import StepTime
+from decodefleet.worker.protocol import StepTime, Tier, TierStats
 
 from .view import Demand, Hit, WorkerView
 
@@ -24,8 +26,8 @@ PRIOR = StepTime(base=0.01, prefill_token=1e-4, kv_token=1e-8, sequence=1e-4)
 # a fit returns zero for features that moved together; load must stay visible even then
 FLOOR = StepTime(base=1e-4, prefill_token=1e-7, kv_token=0.0, sequence=1e-6)
 
-# copy from pinned CPU memory over PCIe 4.0 ×16, as measured by peers; until workers report their own
-RESTORE_BYTES_PER_S = 20e9
+# until a worker reports its own: pinned memory over PCIe 4.0 ×16 as measured by peers, and an NVMe drive
+LINKS: dict[Tier, TierStats] = {"cpu": TierStats(bytes_per_s=20e9), "nvme": TierStats(bytes_per_s=3e9)}
 
 
 class Cost(NamedTuple):
@@ -57,14 +59,33 @@ def bounded(step_time: StepTime | None) -> StepTime:
     )
 
 
+def restored_from_below(view: WorkerView, hit: Hit) -> tuple[int, float]:
+    """Blocks that the worker would bring back rather than compute, and the seconds that takes."""
+    blocks, seconds = 0, 0.0
+    size, memory = view.card.block_size, max(hit.memory_blocks, hit.gpu_blocks)
+    parts: tuple[tuple[Tier, int], ...] = (("cpu", memory - hit.gpu_blocks), ("nvme", hit.blocks - memory))
+    for tier, count in parts:
+        told = view.stats.tiers.get(tier)
+        link = told if told is not None and told.bytes_per_s else LINKS[tier]
+        moving = link.latency_s + count * size * view.card.kv_bytes_per_token / link.bytes_per_s
+        if count and moving >= count * size * view.step_time.prefill_token:
+            break
+        if count:
+            blocks, seconds = blocks + count, seconds + moving
+    return blocks, seconds
+
+
 def cost_of(view: WorkerView, demand: Demand, hit: Hit) -> Cost:
     step, load = view.step_time, view.load
     prompt, n, running = demand.prompt_tokens, demand.n, load.sequences
     uncached, restore = prompt, 0.0
     if hit.blocks:
-        uncached -= view.cached_tokens(demand, hit)
-        below = (hit.blocks - hit.gpu_blocks) * view.card.block_size
-        restore = below * view.card.kv_bytes_per_token / RESTORE_BYTES_PER_S
+        blocks = hit.gpu_blocks
+        if hit.blocks > blocks:
+            restored, restore = restored_from_below(view, hit)
+            blocks += restored
+        # at least one token has to be computed in any case
+        uncached -= min(blocks * view.card.block_size, prompt - 1)
     prefill = uncached * step.prefill_token
     sequences = (running + n) * step.sequence
     compute = step.base + prefill + (load.kv_tokens + prompt) * step.kv_token + sequences

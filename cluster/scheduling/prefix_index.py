@@ -92,13 +92,14 @@ class PrefixIndex:
             if blocks > gpu.get(slot, 0):
                 gpu[slot] = blocks
         owners = self._slots.owners
-        below = [tier for tier, held in self._tiers.items() if tier != "gpu" and held.holders]
+        below = {tier for tier, held in self._tiers.items() if tier != "gpu" and held.holders}
         if not below:
-            return {owners[slot]: Hit(blocks, blocks) for slot, blocks in gpu.items()}
-        anywhere = self._walk(("gpu", *below), hashes, active)
+            return {owners[slot]: Hit(blocks, blocks, blocks) for slot, blocks in gpu.items()}
+        memory = self._walk(("gpu", "cpu"), hashes, active) if "cpu" in below else gpu
+        anywhere = self._walk(("gpu", "cpu", "nvme"), hashes, active) if "nvme" in below else memory
         return {
-            owners[slot]: Hit(max(anywhere.get(slot, 0), gpu.get(slot, 0)), gpu.get(slot, 0))
-            for slot in gpu.keys() | anywhere.keys()
+            owners[slot]: _hit(gpu.get(slot, 0), memory.get(slot, 0), anywhere.get(slot, 0))
+            for slot in gpu.keys() | memory.keys() | anywhere.keys()
         }
 
     def _walk(self, tiers: Sequence[Tier], hashes: Sequence[bytes], alive: int) -> dict[int, int]:
@@ -131,6 +132,12 @@ class PrefixIndex:
         known = set(self._slots.owners) | self._slots.retired
         for tier in self._tiers.values():
             assert set(tier.held) <= known, "a block is held by an unknown bit"
+
+
+def _hit(gpu: int, memory: int, anywhere: int) -> Hit:
+    # what was dispatched counts as held by the GPU, before any tier has it
+    memory = max(gpu, memory)
+    return Hit(max(memory, anywhere), gpu, memory)
 
 
 def _union(masks: Sequence[int | None]) -> int:

@@ -83,10 +83,11 @@ def reported_load(stats: WorkerStats) -> Load:
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
-    """Leading full blocks of a prompt that a worker holds in any tier, and in GPU memory alone."""
+    """Leading full blocks of a prompt that a worker holds: anywhere, in GPU memory, in that or the host's."""
 
     blocks: int = 0
     gpu_blocks: int = 0
+    memory_blocks: int = 0
 
 
 NO_HIT = Hit()
@@ -130,10 +131,9 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
 
     def load_of(self, demand: Demand, hit: Hit) -> Load:
         """What the request would add."""
-        uncached = demand.prompt_tokens - self.cached_tokens(demand, hit)
-        new_tokens = uncached + demand.expected_tokens * demand.n
+        new_tokens = demand.prompt_tokens + demand.expected_tokens * demand.n - self._shared(demand, hit)
         return Load(
-            prefill_tokens=uncached,
+            prefill_tokens=demand.prompt_tokens - self.cached_tokens(demand, hit),
             sequences=demand.n,
             kv_tokens=demand.prompt_tokens + demand.expected_tokens * demand.n // 2,
             blocks=self.card.blocks_for(new_tokens, demand.n),
@@ -153,6 +153,10 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         if stats.max_running is not None and sequences + demand.n > stats.max_running:
             return False
         new_tokens = demand.prompt_tokens + demand.expected_tokens * demand.n
-        if hit.blocks:
-            new_tokens -= self.cached_tokens(demand, hit)
+        if hit.gpu_blocks:
+            new_tokens -= self._shared(demand, hit)
         return card.blocks_for(new_tokens, demand.n) <= stats.total_blocks - self.load.blocks
+
+    def _shared(self, demand: Demand, hit: Hit) -> int:
+        """Prompt tokens that take no new memory: what comes from below the GPU does."""
+        return min(hit.gpu_blocks * self.card.block_size, demand.prompt_tokens - 1)

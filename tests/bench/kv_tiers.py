@@ -2,9 +2,9 @@
 
     python tests/bench/kv_tiers.py [--model smollm2-135m] [--documents 20] [--tokens 2000] [--folder DIR]
 
-Three engines, one after the other: one with an endless pool, whose answers are the truth; one with a small pool
-and a tier in host memory; and one with a tier on disk (in `--folder`, or a temporary folder), where the process
-is killed with SIGKILL between the visits. Every document is asked twice. Prints a line of JSON for each tier.
+Three engines, one after the other: with an endless pool, whose answers are the truth; with a small pool and a
+tier in host memory; and with a tier on disk (in `--folder`, or a temporary folder), where the process is
+killed with SIGKILL between the visits. Every document is asked twice. Prints a line of JSON for each tier.
 """
 
 from __future__ import annotations

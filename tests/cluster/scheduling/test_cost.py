@@ -2,9 +2,9 @@
 
 import pytest
 
-from decodefleet.cluster.scheduling.cost import FLOOR, PRIOR, RESTORE_BYTES_PER_S, bounded, cost_of
+from decodefleet.cluster.scheduling.cost import FLOOR, LINKS, PRIOR, bounded, cost_of
 from decodefleet.cluster.scheduling.view import NO_HIT, Demand, Hit, Load
-from decodefleet.worker.protocol import StepTime
+from decodefleet.worker.protocol import StepTime, TierStats
 
 DEMAND = Demand("m", prompt_tokens=160, expected_tokens=100)
 
@@ -31,10 +31,31 @@ def test_cached_tokens_are_not_computed(make):
     assert full.compute - all_of_it.compute == pytest.approx(159e-3)
 
 
+def with_tiers(make, **bytes_per_s: float):
+    """A worker whose computing takes 1 ms a token, and 1 MB of KV each."""
+    tiers = {tier: TierStats(latency_s=0.001, bytes_per_s=rate) for tier, rate in bytes_per_s.items()}
+    return make.view(card=make.card(kv_bytes_per_token=10**6), tiers=tiers)
+
+
 def test_blocks_below_gpu_memory_are_brought_back(make):
-    cost = cost_of(make.view(card=make.card(kv_bytes_per_token=10**6)), DEMAND, Hit(5, 2))
-    assert cost.restore == pytest.approx(3 * 16 * 10**6 / RESTORE_BYTES_PER_S)
-    assert cost.compute == cost_of(make.view(), DEMAND, Hit(5, 5)).compute
+    cost = cost_of(with_tiers(make, cpu=16e9, nvme=4e9), DEMAND, Hit(7, 2, 5))
+    assert cost.restore == pytest.approx(0.001 + 3 * 16e6 / 16e9 + 0.001 + 2 * 16e6 / 4e9)
+    assert cost.compute == cost_of(make.view(), DEMAND, Hit(7, 7)).compute
+
+
+def test_until_a_worker_has_measured_its_tiers_typical_ones_are_assumed(make):
+    cost = cost_of(with_tiers(make), DEMAND, Hit(7, 2, 5))
+    assert cost.restore == pytest.approx(
+        3 * 16e6 / LINKS["cpu"].bytes_per_s + 2 * 16e6 / LINKS["nvme"].bytes_per_s
+    )
+
+
+def test_what_is_computed_faster_than_it_is_brought_back_counts_as_not_cached(make):
+    slow_disk = cost_of(with_tiers(make, cpu=16e9, nvme=0.5e9), DEMAND, Hit(7, 2, 5))
+    assert slow_disk == cost_of(with_tiers(make, cpu=16e9), DEMAND, Hit(5, 2, 5))
+    # what lies behind blocks that are computed is of no use, however near it is
+    slow_memory = cost_of(with_tiers(make, cpu=0.5e9, nvme=100e9), DEMAND, Hit(7, 2, 5))
+    assert slow_memory == cost_of(with_tiers(make), DEMAND, Hit(2, 2, 2))
 
 
 def test_slowdown_grows_with_company_and_length(make):

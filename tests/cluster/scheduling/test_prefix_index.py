@@ -26,7 +26,7 @@ def test_leading_blocks_per_worker(make):
     index.stored(B, chain[:3])
     # a hole: what lies behind it is of no use
     index.stored(C, chain[1:])
-    assert index.hits(chain) == {A: Hit(7, 7), B: Hit(3, 3)}
+    assert index.hits(chain) == {A: Hit(7, 7, 7), B: Hit(3, 3, 3)}
     assert index.hits(make.hashes(10, seed=1)) == {}
     assert index.hits([]) == {}
     index.removed(A, chain[4:5])
@@ -55,9 +55,9 @@ def test_tiers_add_up(make):
     index.stored(A, chain[1:5], "cpu")
     index.stored(A, chain[5:6], "nvme")
     index.stored(B, chain[:1], "nvme")
-    assert index.hits(chain) == {A: Hit(6, 2), B: Hit(1, 0)}
+    assert index.hits(chain) == {A: Hit(6, 2, 5), B: Hit(1, 0, 0)}
     index.removed(A, chain[:2])
-    assert index.hits(chain) == {B: Hit(1, 0)}
+    assert index.hits(chain) == {B: Hit(1, 0, 0)}
     index.removed(A, chain, "cpu")
     index.check_integrity()
 
@@ -66,7 +66,7 @@ def test_dispatched_chains_count_until_two_turns_later(make):
     index, chain = PrefixIndex(), make.hashes(40)
     index.tick(0.0, 2.0)
     index.dispatched(A, chain)
-    assert index.hits(chain) == {A: Hit(40, 40)}
+    assert index.hits(chain) == {A: Hit(40, 40, 40)}
     assert not index.tick(1.0, 2.0)
     assert index.tick(2.0, 2.0)
     assert blocks_of(index.hits(chain)) == {A: 40}
@@ -172,5 +172,5 @@ def test_equals_the_plain_model(operations):
     for worker in (A, B, C):
         gpu, cpu = (held.get((worker, tier), set()) for tier in ("gpu", "cpu"))
         if leading(gpu, cpu):
-            expected[worker] = Hit(leading(gpu, cpu), leading(gpu))
+            expected[worker] = Hit(leading(gpu, cpu), leading(gpu), leading(gpu, cpu))
     assert index.hits(BLOCKS) == expected

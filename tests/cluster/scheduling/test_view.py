@@ -27,11 +27,14 @@ def test_load_of_a_request(make):
     view = make.view()
     assert view.load_of(DEMAND, NO_HIT) == Load(100, 1, 114, 8)
     assert view.load_of(DEMAND, Hit(3, 3)) == Load(52, 1, 114, 5)
+    # what comes from below the GPU is not computed, and takes as much of its memory
+    assert view.load_of(DEMAND, Hit(3, 1, 3)) == Load(52, 1, 114, 7)
     assert view.load_of(Demand("m", 100, 28, n=3), NO_HIT) == Load(100, 3, 142, 12)
 
 
 @pytest.mark.parametrize(
-    ("blocks", "hit", "fits"), [(992, NO_HIT, True), (993, NO_HIT, False), (995, Hit(3, 3), True)]
+    ("blocks", "hit", "fits"),
+    [(992, NO_HIT, True), (993, NO_HIT, False), (995, Hit(3, 3), True), (995, Hit(3, 1, 3), False)],
 )
 def test_fits_by_blocks(make, blocks, hit, fits):
     assert make.view(load=Load(sequences=1, blocks=blocks)).fits(DEMAND, hit) is fits
