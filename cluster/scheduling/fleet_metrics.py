@@ -15,6 +15,7 @@ from decodefleet.worker.protocol import WorkerStats
 
 from .exposition import Exposition, parse
 from .scheduler import GlobalScheduler
+from .tier_metrics import count_tiers, gauge_tiers
 from .view import WorkerKey
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,16 @@ WORKER_COUNTERS = (
         lambda stats: stats.evicted_blocks,
     ),
     Metric("decodefleet_steps_total", "Engine steps finished.", lambda stats: stats.steps),
+    Metric(
+        "decodefleet_swapped_sequences_total",
+        "Preempted sequences whose KV was kept in a tier below.",
+        lambda stats: stats.swapped,
+    ),
+    Metric(
+        "decodefleet_kv_stall_seconds_total",
+        "Time for which engines stood still for a copy of KV blocks.",
+        lambda stats: stats.tier_stall_s,
+    ),
 )
 WORKER_GAUGES = (
     Metric(
@@ -78,6 +89,11 @@ WORKER_GAUGES = (
         "vllm:num_requests_running",
     ),
     Metric("decodefleet_sequences_waiting", "Sequences that wait in workers.", lambda stats: stats.waiting),
+    Metric(
+        "decodefleet_sequences_restoring",
+        "Running sequences that wait for KV blocks from a tier below.",
+        lambda stats: stats.restoring,
+    ),
     Metric("decodefleet_kv_blocks", "KV blocks in all pools.", lambda stats: stats.total_blocks),
     Metric(
         "decodefleet_kv_blocks_free", "KV blocks never used or forgotten.", lambda stats: stats.free_blocks
@@ -194,6 +210,7 @@ def _count_worker(out: Exposition, model: str, stats: WorkerStats) -> None:
         by_reason = labels | {"finished_reason": reason}
         out.record(FINISHED[0], "counter", FINISHED[1], count, by_reason)
         out.record(FINISHED_ALIAS, "counter", FINISHED[1], count, by_reason)
+    count_tiers(out, stats, labels)
 
 
 def _gauge_fleet(out: Exposition, core: GlobalScheduler) -> None:
@@ -205,6 +222,7 @@ def _gauge_fleet(out: Exposition, core: GlobalScheduler) -> None:
             for name in filter(None, (metric.name, metric.alias)):
                 out.record(name, "gauge", metric.documentation, metric.value(stats), {"model_name": model})
         out.record(WAITING_ALIAS, "gauge", QUEUE_LENGTH[1], stats.waiting, {"model_name": model})
+        gauge_tiers(out, stats, {"model_name": model})
         used[model] = used.get(model, 0) + stats.total_blocks - stats.free_blocks - stats.cached_blocks
         total[model] = total.get(model, 0) + stats.total_blocks
     for waiter in core.queue:

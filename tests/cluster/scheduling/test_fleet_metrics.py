@@ -1,6 +1,7 @@
 """Sums over routers and workers, living and dead, read back by Prometheus' own parser."""
 
 import math
+import re
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,7 +11,7 @@ from decodefleet.cluster.scheduling import fleet_metrics
 from decodefleet.cluster.scheduling.exposition import Exposition, parse
 from decodefleet.cluster.scheduling.fleet_metrics import FleetMetrics, OwnCounters
 from decodefleet.cluster.scheduling.view import WorkerKey
-from decodefleet.worker.protocol import Register, WorkerStats
+from decodefleet.worker.protocol import Register, TierStats, WorkerStats
 
 OWN = OwnCounters(malformed=2, unreachable={"full": 1}, directory_up=True, directory_lag_s=0.25)
 # everything that has to be escaped
@@ -149,3 +150,69 @@ def test_numbers_survive_the_round_trip():
         exposition.record(name, "gauge", "N.", number)
     again = parse(exposition.render())
     assert {name: family.samples[name, ()] for name, family in again.families.items()} == numbers
+
+
+def tiers(restored: int) -> dict[str, TierStats]:
+    return {
+        "cpu": TierStats(total_blocks=100, used_blocks=60, stored_bytes=500, evicted={"kept": 7, "lost": 2}),
+        "nvme": TierStats(
+            total_blocks=900,
+            used_blocks=9,
+            restored_blocks=restored,
+            restored_bytes=10 * restored,
+            corrupt_blocks=1,
+            bytes_per_s=2e9,
+        ),
+    }
+
+
+def test_tiers_are_summed_by_name(make):
+    scheduler, metrics = make.scheduler(0), FleetMetrics()
+    shared = {"evicted_blocks": 20, "lost_blocks": 5, "swapped": 2, "tier_stall_s": 0.25, "restoring": 1}
+    register(scheduler, make, metrics, "w0", "one", free_blocks=400, tiers=tiers(3), **shared)
+    register(scheduler, make, metrics, "w1", "one", free_blocks=1000, tiers=tiers(4), **shared)
+    # one without tiers: all that it evicts is lost
+    register(scheduler, make, metrics, "w2", "one", free_blocks=1000, evicted_blocks=100)
+    text = metrics.sample(scheduler, OWN).render()
+
+    def tier(name: str, tier: str, **labels: str) -> float:
+        return value(text, f"decodefleet_kv_tier_{name}", model_name="m", tier=tier, **labels)
+
+    assert [tier("blocks", name) for name in ("gpu", "cpu", "nvme")] == [3000, 200, 1800]
+    assert [tier("blocks_held", name) for name in ("gpu", "cpu", "nvme")] == [600, 120, 18]
+    assert tier("restored_blocks_total", "nvme") == 7
+    assert tier("restored_bytes_total", "nvme") == 70
+    assert tier("stored_bytes_total", "cpu") == 1000
+    assert tier("corrupt_blocks_total", "nvme") == 2
+    assert tier("restore_bytes_per_second", "nvme") == 4e9
+    assert [tier("evicted_blocks_total", "gpu", fate=fate) for fate in ("kept", "lost")] == [30, 110]
+    assert [tier("evicted_blocks_total", "cpu", fate=fate) for fate in ("kept", "lost")] == [14, 4]
+    assert tier("evicted_blocks_total", "nvme", fate="lost") == 0
+    assert value(text, "decodefleet_evicted_blocks_total", model_name="m") == 140
+    assert value(text, "decodefleet_swapped_sequences_total", model_name="m") == 4
+    assert value(text, "decodefleet_kv_stall_seconds_total", model_name="m") == 0.5
+    assert value(text, "decodefleet_sequences_restoring", model_name="m") == 2
+
+
+def test_tiers_of_the_dead_count_on_and_hold_nothing(make):
+    scheduler, metrics = make.scheduler(0), FleetMetrics()
+    register(scheduler, make, metrics, "w0", "one", tiers=tiers(3))
+    register(scheduler, make, metrics, "w0", "two", tiers=tiers(1))
+    text = metrics.sample(scheduler, OWN).render()
+    labels = {"model_name": "m", "tier": "nvme"}
+    assert value(text, "decodefleet_kv_tier_restored_blocks_total", **labels) == 4
+    assert value(text, "decodefleet_kv_tier_blocks_held", **labels) == 9
+
+
+def test_names_follow_the_conventions(make):
+    """Counters end in _total, gauges do not; base units; every family has a help text that is a sentence."""
+    scheduler, metrics = make.scheduler(0), FleetMetrics()
+    register(scheduler, make, metrics, "w0", "one", finished={"length": 1}, tiers=tiers(1))
+    families = parse(metrics.sample(scheduler, OWN).render()).families
+    assert any(name.startswith("decodefleet_kv_tier_") for name in families)
+    for name, family in families.items():
+        assert name.endswith("_total") == (family.kind == "counter"), name
+        assert re.fullmatch(r"(decodefleet_|vllm:)[a-z][a-z0-9_]*[a-z0-9]", name), name
+        assert not re.search(r"(_ms|_milliseconds|_kib|_mib|_gib|_percent|_count)(_total)?$", name), name
+        assert family.documentation[0].isupper() or family.documentation[0].isdigit(), name
+        assert family.documentation.endswith("."), name
