@@ -27,6 +27,7 @@ MODULES = (
     "kv_cache.kernel",
     "linear.kernel",
     "logprobs.kernel",
+    "moe.kernel",
     "norm_linear.kernel",
     "paged_attention.variants",
     "penalties.kernel",

@@ -22,6 +22,9 @@ from .kv_cache.reference import store_kv
 from .linear.prepared import Prepared, Quantization, apply_linear, prepare_linear
 from .logprobs import reference as logprobs_reference
 from .logprobs.reference import Logprobs
+from .moe import reference as moe_reference
+from .moe.prepared import PreparedExperts, apply_experts, prepare_experts, route_native
+from .moe.reference import Routing
 from .paged_attention import cpu as attention_cpu
 from .paged_attention.metadata import PLAIN, AttentionMetadata, AttentionOptions
 from .paged_attention.reference import paged_attention_tiles
@@ -43,8 +46,10 @@ __all__ = [
     "KvLayout",
     "Logprobs",
     "Prepared",
+    "PreparedExperts",
     "Quantization",
     "RecordingMemory",
+    "Routing",
     "add_rms_norm_",
     "angles",
     "apply_penalties",
@@ -54,6 +59,7 @@ __all__ = [
     "copy_blocks",
     "cpu_status",
     "embed",
+    "experts_add_",
     "filter_logits",
     "gate_mul",
     "gather_blocks",
@@ -65,10 +71,12 @@ __all__ = [
     "norm_linear",
     "paged_attention",
     "penalise",
+    "prepare_experts",
     "prepare_linear",
     "record",
     "rotary",
     "rotary_store",
+    "route",
     "sample",
     "scatter_blocks",
     "set_cpu_threads",
@@ -224,6 +232,30 @@ def angles(positions_T: Tensor, inverse_R: Tensor, span: int | None = None) -> T
     out_PR = torch.empty((T if span is None else 2 * T, 2 * R), dtype=torch.float32)
     kernels.df_angles(positions_T.data_ptr(), inverse_R.data_ptr(), out_PR.data_ptr(), T, R, span or 0)
     return out_PR
+
+
+def route(logits_TE: Tensor, choices: int, *, renormalise: bool) -> Routing:
+    """The `choices` likeliest experts of each token (fp32 logits [tokens, experts]), and the pairs in order.
+
+    renormalise: whether a token's weights add up to one, or only those of all experts would.
+    """
+    if logits_TE.is_cuda:
+        from .moe.kernel import route_triton
+
+        return route_triton(logits_TE, choices, renormalise=renormalise)
+    kernels = library() if logits_TE.dtype == torch.float32 and logits_TE.is_contiguous() else None
+    if kernels is None:
+        return moe_reference.route(logits_TE, choices, renormalise=renormalise)
+    return route_native(kernels, logits_TE, choices, renormalise=renormalise)
+
+
+def experts_add_(x_TD: Tensor, routing: Routing, prepared: PreparedExperts, residual_TD: Tensor) -> None:
+    """residual (fp32) += the weighted sum of the chosen experts' gated MLPs of x (contiguous), in place."""
+    if not x_TD.is_cuda:
+        return apply_experts(x_TD, routing, prepared, residual_TD)
+    from .moe.kernel import experts_add_triton_
+
+    return experts_add_triton_(x_TD, routing, prepared, residual_TD)
 
 
 def rotary_store(

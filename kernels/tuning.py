@@ -64,6 +64,15 @@ TABLE: dict[tuple[str, str], dict[str, Params]] = {
         "*": Params(8, 3, {"BLOCK_N": 64, "BLOCK_T": 128, "BLOCK_K": 64}),
         "gfx9": Params(8, 2, {"BLOCK_N": 64, "BLOCK_T": 128, "BLOCK_K": 64}),
     },
+    # experts: rows of a tile all belong to one; as with `linear_gated`, and one depth for both classes
+    ("experts", "few"): {
+        "*": Params(4, 4, {"BLOCK_N": 64, "BLOCK_T": 16, "BLOCK_K": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_N": 64, "BLOCK_T": 16, "BLOCK_K": 64}),
+    },
+    ("experts", "many"): {
+        "*": Params(4, 3, {"BLOCK_N": 64, "BLOCK_T": 64, "BLOCK_K": 64}),
+        "gfx9": Params(4, 2, {"BLOCK_N": 64, "BLOCK_T": 64, "BLOCK_K": 64}),
+    },
     # attention: kind and head size rounded up. Decode lowers BLOCK_M to its rows; block ids are loaded a step
     # before keys, so of 5 stages two tiles of keys and values are in flight, by three programs on sm_90
     ("paged_attention", "decode/64"): {

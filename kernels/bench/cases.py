@@ -18,6 +18,7 @@ from ..sampling.reference import sample_reference
 from ..silu_mul import reference as gate_reference
 from .attention_cases import attention_cases
 from .case import Case, Model, Work
+from .moe_cases import moe_cases
 
 BF16 = torch.bfloat16
 EPS = 1e-5
@@ -30,6 +31,7 @@ SMOLLM2_135M = Model(576, 1536, 9, 3, 64, 49152, (1, 8, 32))
 def cases(device: torch.device) -> Iterator[Case]:
     model = LLAMA_3_8B if device.type == "cuda" else SMOLLM2_135M
     yield from _linear_cases(model, device)
+    yield from moe_cases(device)
     yield from _row_cases(model, device)
     yield from attention_cases(model, device)
     yield from _sampling_cases(model, device)

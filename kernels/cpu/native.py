@@ -30,11 +30,19 @@ SOURCES = (
     "cpu/replay.cpp",
     "cpu/rows.cpp",
     "linear/cpu.cpp",
+    "moe/cpu.cpp",
     "paged_attention/cpu.cpp",
     "rotary/cpu.cpp",
     "sampling/cpu.cpp",
 )
-HEADERS = ("cpu/entry.h", "cpu/pool.h", "cpu/product.h", "cpu/simd.h", "paged_attention/cpu_keys.h")
+HEADERS = (
+    "cpu/entry.h",
+    "cpu/pool.h",
+    "cpu/product.h",
+    "cpu/simd.h",
+    "linear/panels.h",
+    "paged_attention/cpu_keys.h",
+)
 # one rounding per operation as written: contraction would differ between the variants of a kernel
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
@@ -54,6 +62,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT] * 2,
     "df_norm_add": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT] * 2,
     "df_norm_heads": [_POINTER] * 2 + [_INT64] * 4 + [_FLOAT] * 2,
+    "df_route": [_POINTER] * 6 + [_INT64] * 3 + [_INT],
+    "df_experts": [_POINTER] * 6 + [_INT64] * 4 + [_INT],
+    "df_combine": [_POINTER] * 4 + [_INT64] * 3,
     "df_rotary_store": [_POINTER] * 8 + [_INT64] * 9,
     "df_angles": [_POINTER] * 3 + [_INT64] * 3,
     "df_argmax": [_POINTER, _INT64, _INT64, _POINTER],

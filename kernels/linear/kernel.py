@@ -61,7 +61,7 @@ def _widen(w, dtype: tl.constexpr, FAST_WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _products(
+def products(
     x_ptr,
     w_ptr,
     norm_ptr,
@@ -119,7 +119,7 @@ def _products(
 
 
 @triton.jit
-def _finish(total, w_scale_ptr, bias_ptr, rows_n, mask_n, factor, FACTOR: tl.constexpr):
+def finish(total, w_scale_ptr, bias_ptr, rows_n, mask_n, factor, FACTOR: tl.constexpr):
     if w_scale_ptr is not None:
         total = total * tl.load(w_scale_ptr + rows_n, mask=mask_n, other=0.0)[:, None]
     if FACTOR:
@@ -173,7 +173,7 @@ def _linear_kernel(
     if PARALLEL:
         part = tl.program_id(2)
         begin = part * split
-        acc, acc_up, square = _products(
+        acc, acc_up, square = products(
             x_ptr, w_ptr, norm_ptr, rows_t, rows_n, begin, tl.minimum(begin + split, K), T, N, K, x_stride,
             offset, NORM, GATED, EVEN_N, EVEN_K, STREAM, FAST_WIDEN, BLOCK_N, BLOCK_T, BLOCK_K, LOG2_K,
         )  # fmt: skip
@@ -204,7 +204,7 @@ def _linear_kernel(
                     squares += tl.load(part_ptr + behind, cache_modifier=".cg")
     else:
         for i in range(SPLITS):
-            acc, acc_up, square = _products(
+            acc, acc_up, square = products(
                 x_ptr, w_ptr, norm_ptr, rows_t, rows_n, i * split, tl.minimum((i + 1) * split, K), T, N, K,
                 x_stride, offset, NORM, GATED, EVEN_N, EVEN_K, STREAM, FAST_WIDEN, BLOCK_N, BLOCK_T, BLOCK_K,
                 LOG2_K,
@@ -220,9 +220,9 @@ def _linear_kernel(
         elif factor_ptr is not None:
             factor = tl.load(factor_ptr + rows_t, mask=mask_t, other=0.0)
         FACTOR: tl.constexpr = NORM or factor_ptr is not None
-        y = _finish(total, w_scale_ptr, bias_ptr, rows_n, mask_n, factor, FACTOR)
+        y = finish(total, w_scale_ptr, bias_ptr, rows_n, mask_n, factor, FACTOR)
         if GATED:
-            up = _finish(total_up, w_scale_ptr, bias_ptr, rows_n + N, mask_n, factor, FACTOR)
+            up = finish(total_up, w_scale_ptr, bias_ptr, rows_n + N, mask_n, factor, FACTOR)
             y = activate(y, ACTIVATION) * up
         out_ptrs = out_ptr + rows_t.to(tl.int64)[None, :] * N + rows_n[:, None]
         mask = mask_n[:, None] & mask_t[None, :]
@@ -294,7 +294,7 @@ def project(
         STREAM=tiles[0] == 1,
         FAST_WIDEN=chip.native_fp8,
         LOG2_K=blocks["BLOCK_K"].bit_length() - 1,
-        **_options(found, chip),
+        **matrix_options(found, chip),
     )
 
 
@@ -322,7 +322,7 @@ def tile_counters(device: torch.device) -> Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-def _options(found: Params, chip: Chip) -> dict[str, Any]:
+def matrix_options(found: Params, chip: Chip) -> dict[str, Any]:
     # one matrix instruction for all numbers of rows, or sums would differ between them
     return {**found.options, "matrix_instr_nonkdim": 16} if chip.amd else found.options
 

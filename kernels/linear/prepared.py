@@ -68,12 +68,21 @@ def apply_linear(x_TK: Tensor, prepared: Prepared, out_dtype: torch.dtype | None
     return y_TN if out_dtype is None else y_TN.to(out_dtype)
 
 
-def _pack(kernels: Kernels, w_NK: Tensor) -> Tensor:
+def packed_shape(N: int, K: int) -> tuple[int, ...]:
+    """Panels of 16 outputs, with inputs in pairs: see `panels.h`."""
+    return -(-N // 16), -(-K // 2), 2, 16
+
+
+def pack_into(kernels: Kernels, w_NK: Tensor, packed: Tensor) -> None:
+    """w_NK: contiguous, bf16 or int8. packed: contiguous, of `packed_shape`."""
     N, K = w_NK.shape
-    shape = (-(-N // 16), -(-K // 2), 2, 16)
-    packed = weights_arena.empty(shape, w_NK.dtype)
     pack = kernels.df_pack_linear_int8 if w_NK.dtype == torch.int8 else kernels.df_pack_linear
     pack(w_NK.data_ptr(), N, K, packed.data_ptr())
+
+
+def _pack(kernels: Kernels, w_NK: Tensor) -> Tensor:
+    packed = weights_arena.empty(packed_shape(*w_NK.shape), w_NK.dtype)
+    pack_into(kernels, w_NK, packed)
     return packed
 
 

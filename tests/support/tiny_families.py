@@ -11,10 +11,12 @@ import torch
 from transformers import (
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -66,6 +68,17 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         **SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=48),
+    # the first layer is dense
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **SHAPE,
+        head_dim=32,
+        moe_intermediate_size=48,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+    ),
+    "mixtral": lambda: MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
     "phi3": lambda: Phi3Config(
         **SHAPE, original_max_position_embeddings=TRAINED, rope_parameters=longrope(16)
     ),

@@ -71,11 +71,18 @@ def test_windows(
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2-window", "qwen3", "phi3-partial"])
+@pytest.mark.parametrize("family", ["qwen2-window", "qwen3", "qwen3-moe", "mixtral", "phi3-partial"])
 def test_families(tmp_path: Path, family: str) -> None:
-    """Biases, norms of heads, packed projections and heads of which a part turns."""
+    """Biases, norms of heads, experts, packed projections and heads of which a part turns."""
     folder = write_family(tmp_path, family)
     check_all_ways(folder, tiny_jobs(SEEDED), blocks=192, tight=12, max_num_batched_tokens=16)
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, PIPELINED], ids=["int8", "pipelined, padded"])
+def test_experts(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Rounded, and chosen by recorded steps, whose padding meets experts as well."""
+    folder = write_family(tmp_path, "qwen3-moe")
+    check_all_ways(folder, tiny_jobs(GREEDY), blocks=96, tight=10, **options)
 
 
 @pytest.mark.gpu

@@ -5,18 +5,22 @@ from __future__ import annotations
 from ..assets.checkpoint import ModelInfo, require_architecture
 from .gemma3 import Gemma3Model
 from .llama import LlamaModel
+from .mixtral import MixtralModel
 from .model import Model
 from .phi3 import Phi3Model
 from .qwen3 import Qwen3Model
+from .qwen3_moe import Qwen3MoeModel
 
 ARCHITECTURES: dict[str, type[Model]] = {
     "Gemma3ForCausalLM": Gemma3Model,
     "LlamaForCausalLM": LlamaModel,
     "MinistralForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
+    "MixtralForCausalLM": MixtralModel,
     "Phi3ForCausalLM": Phi3Model,
     "Qwen2ForCausalLM": LlamaModel,
     "Qwen3ForCausalLM": Qwen3Model,
+    "Qwen3MoeForCausalLM": Qwen3MoeModel,
 }
 
 

@@ -1,0 +1,18 @@
+"""Mixtral: as Llama, with a mixture of experts in all layers."""
+
+from __future__ import annotations
+
+from ..assets.checkpoint import ModelInfo
+from ..layers.linear import LinearOptions
+from .llama import LlamaModel, Mlp
+from .sparse_mlp import ExpertNames, SparseMlp
+from .weights import Weights
+
+NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+
+
+class MixtralModel(LlamaModel):
+    """Token ids in, logits out."""
+
+    def make_mlp(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> Mlp:
+        return SparseMlp(info, layer, weights, linear, NAMES, info.intermediate_size, renormalise=True)
