@@ -33,7 +33,7 @@ class Experts:
         router: RouterOptions,
         options: LinearOptions,
     ) -> None:
-        """gate_up, down: of one expert after the other, [2·I, D] and [D, I]; of each a rank holds part of I."""
+        """gate_up, down: of one expert after the other, [2·I, D] and [D, I]; a rank holds part of each I."""
         self._router = router
         self._ranks = options.ranks
         # not rounded: a small matrix, and the choice it makes is all or nothing
