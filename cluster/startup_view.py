@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from decodefleet.worker.protocol import Failed, Loading, Ready
+from decodefleet.worker.text.tokenizer import has_chat_template
 
 from .config import ServeConfig
 
@@ -85,12 +87,16 @@ class WorkersView:
 
 def print_ready(console: Console, config: ServeConfig) -> None:
     """The address, and a request to try."""
-    body = {
-        "model": config.served_model_name or config.model,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "stream": True,
-    }
-    words = ["curl", "-N", f"{config.url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    folder = Path(config.model)
+    if not folder.is_dir() or has_chat_template(folder):
+        path = "chat/completions"
+        asked: dict[str, object] = {
+            "messages": [{"role": "user", "content": "What is the capital of France?"}]
+        }
+    else:
+        path, asked = "completions", {"prompt": "The capital of France is"}
+    body = {"model": config.served_model_name or config.model, **asked, "stream": True}
+    words = ["curl", "-N", f"{config.url}/v1/{path}", "-H", "Content-Type: application/json"]
     if config.api_key or config.api_key_file:
         words += ["-H", "Authorization: Bearer KEY"]
     words += ["-d", msgspec.json.encode(body).decode()]

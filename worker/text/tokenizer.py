@@ -138,6 +138,11 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Whether the model in `folder` can chat. Raises ModelError for a broken tokenizer_config.json."""
+    return bool(load_templates(folder, _read_config(folder).get("chat_template")))
+
+
 def strip_spaces(data: bytes, count: int) -> tuple[bytes, int]:
     """Drop up to `count` leading spaces; gives the rest, and how many may be dropped from what follows it."""
     spaces = min(count, len(data) - len(data.lstrip(b" ")))
