@@ -40,8 +40,17 @@ def test_one_layer_is_the_plain_model_on_sinks_and_window(tmp_path: Path, positi
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("runner", [{}, PIPELINED], ids=["one step at a time", "pipelined, padded"])
-@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    ("options", "runner"),
+    [
+        (GREEDY, {}),
+        (SEEDED, {}),
+        (GREEDY, PIPELINED),
+        (SEEDED, PIPELINED),
+        (SEEDED, {"kv_cache_dtype": "int8"}),
+    ],
+    ids=["greedy", "seeded", "greedy, pipelined", "seeded, pipelined", "seeded, int8"],
+)
 def test_one_text_whatever_the_cache_holds(
     tiny_llama: Path, options: dict[str, Any], runner: dict[str, Any]
 ) -> None:

@@ -99,6 +99,14 @@ def test_tiny_model_on_a_gpu(tmp_path: Path, options: dict[str, Any], graphs: bo
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_a_quantised_cache_on_a_gpu(tmp_path: Path, kv_cache_dtype: str) -> None:
+    folder = write_tiny_llama(tmp_path, head_dim=64)
+    options = {"device": "cuda", "batch_invariant": True, "kv_cache_dtype": kv_cache_dtype}
+    check_all_ways(folder, tiny_jobs(SEEDED), blocks=96, tight=10, **options)
+
+
+@pytest.mark.gpu
 def test_without_invariance_a_gpu_stays_within_tolerance(tmp_path: Path) -> None:
     """The same prompts scored alone in chunks on CPU, and together on the GPU."""
     folder = write_tiny_llama(tmp_path, head_dim=64)
