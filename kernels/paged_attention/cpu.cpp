@@ -23,8 +23,9 @@ namespace {
 constexpr int64_t kSplit = 256;
 // more rows share a tile of widened keys, fewer leave more to share out
 constexpr int64_t kRows = 96;
-// below, work is shared out by span too
+// with fewer, work is shared out by span too, unless the states of all spans take too much memory
 constexpr int kJobsPerThread = 8;
+constexpr int64_t kMostPartFloats = 8 << 20;
 constexpr int64_t kEverything = INT64_MAX / 2;
 
 typedef void (*SpreadKeys)(const char*, const char*, int64_t, float*, int64_t);
@@ -257,6 +258,8 @@ struct Job {
 
     int64_t rows(const Attention& a) const { return tile.count * a.group(); }
 
+    int64_t part_floats(const Attention& a) const { return spans.size() * State::floats(rows(a), a.D); }
+
     State part(const Attention& a, size_t span) const {
         return State(parts + span * State::floats(rows(a), a.D), rows(a));
     }
@@ -292,20 +295,17 @@ void attend_span(const Attention& a, Job& job, size_t span) {
     finish(a, job.tile, job.kv_head, sum);
 }
 
-void run_spans(const Attention& a, std::vector<Job>& jobs) {
+// floats: of all states together
+void run_spans(const Attention& a, std::vector<Job>& jobs, int64_t floats) {
     static thread_local std::vector<f32x16> memory;
-    std::vector<std::pair<Job*, size_t>> items;
-    int64_t floats = 0;
-    for (Job& job : jobs) {
-        floats += job.spans.size() * State::floats(job.rows(a), a.D);
-        for (size_t i = 0; i < job.spans.size(); i++) items.emplace_back(&job, i);
-    }
     if ((int64_t)memory.size() < floats / 16) memory.resize(floats / 16);
+    std::vector<std::pair<Job*, size_t>> items;
     float* next = (float*)memory.data();
     for (Job& job : jobs) {
         job.parts = next;
         job.missing = (int)job.spans.size();
-        next += job.spans.size() * State::floats(job.rows(a), a.D);
+        next += job.part_floats(a);
+        for (size_t i = 0; i < job.spans.size(); i++) items.emplace_back(&job, i);
     }
     parallel((int)items.size(), [&](int i) { attend_span(a, *items[i].first, items[i].second); });
 }
@@ -326,7 +326,10 @@ void run(const Attention& a, const int32_t* query_start, int64_t sequences) {
         jobs[i].kv_head = (int64_t)i % a.kv_heads;
         jobs[i].spans = spans_of(a, jobs[i].tile);
     }
-    if ((int)jobs.size() < kJobsPerThread * threads()) return run_spans(a, jobs);
+    int64_t floats = 0;
+    for (const Job& job : jobs) floats += job.part_floats(a);
+    if ((int)jobs.size() < kJobsPerThread * threads() && floats < kMostPartFloats)
+        return run_spans(a, jobs, floats);
     parallel((int)jobs.size(), [&](int i) { attend(a, jobs[i]); });
 }
 
