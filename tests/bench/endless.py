@@ -3,17 +3,18 @@
     python tests/bench/endless.py [--model smollm2-135m] [--sinks 4] [--window 1020] [--tokens 20000]
 
 First a long text within the trained length is scored with full context, with sinks and window, and with the
-window alone. Then one sequence is generated, and of each thousand tokens the blocks in use, the resident
-memory and the mean time of a step are told. The text is this project's own documentation unless files are
-given. Prints Markdown; measure on an idle machine.
+window alone. Then one sequence is generated, and after each thousand tokens the blocks in use and the
+resident memory are told. Its last thousand steps alternate with the first thousand of a second sequence whose
+window has just filled, ten by ten, so that what else the machine does slows both alike; medians count. The
+text is this project's own documentation unless files are given. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from decodefleet.worker.protocol import Submit
 
 ROOT = Path(__file__).parents[2]
 TEXT = sorted((ROOT / "deploy" / "docs" / "decisions").glob("*.md"))
-EVERY = 1000
+EVERY, TURN = 1000, 10
 
 
 def main() -> None:
@@ -35,28 +36,29 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1020)
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--text", type=Path, nargs="*", default=TEXT)
-    parser.add_argument("--text-tokens", type=int, default=6000)
+    parser.add_argument("--text-tokens", type=int, default=4000, help="0 skips the text")
+    parser.add_argument("--threads", type=int)
     options = parser.parse_args()
-    text = "\n\n".join(path.read_text() for path in options.text)
-    with_sinks = {"window": options.window, "attention_sinks": options.sinks}
-    kinds = {
-        "full context": {},
-        f"{options.sinks} sinks and a window of {options.window}": with_sinks,
-        f"a window of {options.window + options.sinks} alone": {"window": options.window + options.sinks},
-    }
-    print("| attention | perplexity | behind the window |\n|---|---|---|")
-    for name, kind in kinds.items():
-        whole, behind = perplexity(options.model, text, options.text_tokens, options.window, kind)
-        print(f"| {name} | {whole:.3f} | {behind:.3f} |", flush=True)
-    print("\n| tokens | blocks in use | resident MiB | ms per step |\n|---|---|---|---|")
-    parts = generate(options.model, options.tokens, with_sinks)
-    for part in parts:
-        print(f"| {part.tokens} | {part.blocks} | {part.resident_mib:.1f} | {part.step_ms:.3f} |", flush=True)
+    threads = {"threads": options.threads}
+    with_sinks = {"window": options.window, "attention_sinks": options.sinks, **threads}
+    if options.text_tokens:
+        kinds = {
+            "full context": threads,
+            f"{options.sinks} sinks and a window of {options.window}": with_sinks,
+            f"a window of {options.window + options.sinks} alone": {
+                "window": options.window + options.sinks,
+                **threads,
+            },
+        }
+        text = "\n\n".join(path.read_text() for path in options.text)
+        print("| attention | perplexity | behind the window |\n|---|---|---|")
+        for name, kind in kinds.items():
+            whole, behind = perplexity(options.model, text, options.text_tokens, options.window, kind)
+            print(f"| {name} | {whole:.3f} | {behind:.3f} |", flush=True)
+    generate(options.model, options.tokens, with_sinks)
 
 
-def perplexity(
-    model: str, text: str, tokens: int, window: int, kind: dict[str, Any]
-) -> tuple[float, float]:
+def perplexity(model: str, text: str, tokens: int, window: int, kind: dict[str, Any]) -> tuple[float, float]:
     """Of the text's first tokens; and of those behind the first `window` only."""
     llm = LLM(model, **kind)
     prompt = llm.tokenizer.encode(text)[:tokens]
@@ -70,34 +72,51 @@ def _perplexity(logprobs: list[float]) -> float:
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
-@dataclass(frozen=True)
-class Part:
-    """After so many tokens; step_ms: mean of the last EVERY."""
+def generate(model: str, tokens: int, kind: dict[str, Any]) -> None:
+    old = Generation(model, tokens, kind)
+    process = psutil.Process()
+    print("\n| tokens | blocks in use | resident MiB |\n|---|---|---|")
+    for reached in range(EVERY, tokens + 1 - EVERY, EVERY):
+        old.run_to(reached)
+        resident = process.memory_info().rss / (1 << 20)
+        print(f"| {reached} | {old.blocks} | {resident:.1f} |", flush=True)
+    young = Generation(model, tokens, kind)
+    filled = kind["window"] + kind["attention_sinks"]
+    young.run_to(filled)
+    times: dict[str, list[float]] = {"young": [], "old": []}
+    for done in range(TURN, EVERY + 1, TURN):
+        times["young"] += young.run_to(filled + done)
+        times["old"] += old.run_to(tokens - EVERY + done)
+    first, last = (statistics.median(each) * 1000 for each in times.values())
+    print(
+        f"\nA step takes {first:.2f} ms in the first {EVERY} after the window filled and {last:.2f} ms in "
+        f"the last {EVERY} of {tokens}: {last / first:.3f} times as long."
+    )
 
-    tokens: int
-    blocks: int
-    resident_mib: float
-    step_ms: float
 
+class Generation:
+    """One sequence in an engine of its own."""
 
-def generate(model: str, tokens: int, kind: dict[str, Any]) -> list[Part]:
-    llm = LLM(model, **kind)
-    engine, process = llm.engine, psutil.Process()
-    params = SamplingParams(temperature=1.0, top_p=0.95, seed=0, max_tokens=tokens, ignore_eos=True)
-    prompt = pack_tokens(llm.tokenizer.encode("Once upon a time"))
-    engine.submit(Submit(request_id="endless", incarnation="", epoch=0, prompt=prompt, params=params))
-    parts = []
-    began = time.perf_counter()
-    while engine.has_work():
-        engine.step()
-        stats = engine.stats()
-        if stats.generated_tokens % EVERY == 0 and stats.generated_tokens // EVERY > len(parts):
-            now = time.perf_counter()
-            blocks = stats.total_blocks - stats.free_blocks - stats.cached_blocks
-            resident = process.memory_info().rss / (1 << 20)
-            parts.append(Part(stats.generated_tokens, blocks, resident, (now - began) / EVERY * 1000))
-            began = now
-    return parts
+    def __init__(self, model: str, tokens: int, kind: dict[str, Any]) -> None:
+        llm = LLM(model, **kind)
+        params = SamplingParams(temperature=1.0, top_p=0.95, seed=0, max_tokens=tokens + 1, ignore_eos=True)
+        prompt = pack_tokens(llm.tokenizer.encode("Once upon a time"))
+        self._engine = llm.engine
+        self._engine.submit(Submit(request_id="r", incarnation="", epoch=0, prompt=prompt, params=params))
+
+    @property
+    def blocks(self) -> int:
+        stats = self._engine.stats()
+        return stats.total_blocks - stats.free_blocks - stats.cached_blocks
+
+    def run_to(self, tokens: int) -> list[float]:
+        """Seconds of each step until so many tokens are generated."""
+        times = []
+        while self._engine.stats().generated_tokens < tokens:
+            began = time.perf_counter()
+            self._engine.step()
+            times.append(time.perf_counter() - began)
+        return times
 
 
 if __name__ == "__main__":
