@@ -26,7 +26,7 @@ from decodefleet.worker.protocol import Submit
 
 ROOT = Path(__file__).parents[2]
 TEXT = sorted((ROOT / "deploy" / "docs" / "decisions").glob("*.md"))
-EVERY, TURN = 1000, 10
+EVERY, TURN, BLOCKS = 1000, 10, 160
 
 
 def main() -> None:
@@ -38,16 +38,17 @@ def main() -> None:
     parser.add_argument("--text", type=Path, nargs="*", default=TEXT)
     parser.add_argument("--text-tokens", type=int, default=4000, help="0 skips the text")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--quantization", default="none", help="of the weights")
     options = parser.parse_args()
-    threads = {"threads": options.threads}
-    with_sinks = {"window": options.window, "attention_sinks": options.sinks, **threads}
+    common = {"threads": options.threads, "quantization": options.quantization}
+    with_sinks = {"window": options.window, "attention_sinks": options.sinks, **common}
     if options.text_tokens:
         kinds = {
-            "full context": threads,
+            "full context": common,
             f"{options.sinks} sinks and a window of {options.window}": with_sinks,
             f"a window of {options.window + options.sinks} alone": {
                 "window": options.window + options.sinks,
-                **threads,
+                **common,
             },
         }
         text = "\n\n".join(path.read_text() for path in options.text)
@@ -98,7 +99,8 @@ class Generation:
     """One sequence in an engine of its own."""
 
     def __init__(self, model: str, tokens: int, kind: dict[str, Any]) -> None:
-        llm = LLM(model, **kind)
+        # few blocks, which are soon touched all: resident memory then tells what grows with the text
+        llm = LLM(model, **kind, num_gpu_blocks_override=BLOCKS)
         params = SamplingParams(temperature=1.0, top_p=0.95, seed=0, max_tokens=tokens + 1, ignore_eos=True)
         prompt = pack_tokens(llm.tokenizer.encode("Once upon a time"))
         self._engine = llm.engine

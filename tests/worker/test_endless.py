@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from decodefleet.kernels import ops
 from decodefleet.worker.assets.errors import ModelError
 from decodefleet.worker.config import CacheConfig
 from decodefleet.worker.sampling_params import SamplingParams
+from decodefleet.worker.text.tokenizer import Tokenizer
 
+TEXTS = Path(__file__).parent / "models" / "texts.txt"
 WINDOW, SINKS = 50, 20
 IN_SIGHT = {"window": WINDOW, "attention_sinks": SINKS}
 
@@ -100,6 +103,31 @@ def test_memory_is_constant_and_nothing_bounds_the_length(tiny_llama: Path) -> N
     assert engine.stats().generated_tokens == 1100
     with pytest.raises(ModelError, match="takes 9 KV blocks"):
         make_engine(tiny_llama, blocks=needed - 1, max_num_batched_tokens=32, tiers=IN_SIGHT)
+
+
+def test_the_real_model_reads_on_with_sinks_and_is_lost_without(
+    smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Short texts in a row, so that little is lost with what slid out of sight."""
+    prompt = Tokenizer.from_folder(smollm2).encode(TEXTS.read_text())[:1000]
+    full, sinks, window = (
+        perplexity(smollm2, prompt, in_sight)
+        for in_sight in ({}, {"window": 380, "attention_sinks": 4}, {"window": 384})
+    )
+    with capsys.disabled():
+        print(
+            f"\nperplexity on {len(prompt)} tokens: {full:.2f} with full context, {sinks:.2f} with 4 sinks "
+            f"and a window of 380, {window:.2f} with a window of 384 alone"
+        )
+    assert sinks < 1.05 * full
+    assert window > 1.2 * full
+
+
+def perplexity(folder: Path, prompt: list[int], in_sight: dict[str, Any]) -> float:
+    engine = make_engine(folder, blocks=128, max_num_batched_tokens=256, max_model_len=2048, tiers=in_sight)
+    engine.submit(make_submit("r", prompt, SamplingParams(max_tokens=1, prompt_logprobs=0)))
+    entries = run_all(engine, check=False)["r", 0].deltas[0].prompt_logprobs or ()
+    return math.exp(-sum(entry.logprob for entry in entries) / len(entries))
 
 
 def test_other_sinks_are_another_cache(tiny_llama: Path) -> None:
