@@ -20,6 +20,8 @@ from ..cpu import arena
 
 SLAB_ALIGN = 128
 QUANTISED = (torch.int8, torch.float8_e4m3fn)
+# by what number the C++ kernels know what they can read and write
+NATIVE_FORMATS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
 @dataclass(frozen=True)

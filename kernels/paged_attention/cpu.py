@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from ..cpu.native import Kernels
-from ..kv_cache.layout import KvCache
+from ..kv_cache.layout import NATIVE_FORMATS, KvCache
 from .metadata import PLAIN, AttentionMetadata, AttentionOptions
 
-FORMATS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 LANES = 16
 LARGEST_HEAD = 256
 BLOCK_SIZE = 16
@@ -20,7 +19,7 @@ def supports(q_THD: Tensor, kv: KvCache) -> bool:
     return (
         q_THD.device.type == "cpu"
         and q_THD.dtype == torch.bfloat16
-        and kv.values.dtype in FORMATS
+        and kv.values.dtype in NATIVE_FORMATS
         and kv.block_size == BLOCK_SIZE
         and D % LANES == 0
         and D <= LARGEST_HEAD
@@ -52,7 +51,7 @@ def paged_attention_cpu(
         meta.positions_T.data_ptr(),
         None if options.sink_logits_H is None else options.sink_logits_H.data_ptr(),
         *meta.block_table_BM.shape,
-        FORMATS[values.dtype],
+        NATIVE_FORMATS[values.dtype],
         values.stride(0),
         0 if scales is None else scales.stride(0),
         *(heads, kv.kv_heads, D),

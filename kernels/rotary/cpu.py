@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ..cpu.native import Kernels
-from ..kv_cache.layout import KvCache
+from ..kv_cache.layout import NATIVE_FORMATS, KvCache
 
-FORMATS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 LANES = 16
 
 
@@ -17,7 +16,7 @@ def supports(qkv_THD: Tensor, kv: KvCache) -> bool:
         qkv_THD.device.type == "cpu"
         and qkv_THD.dtype == torch.bfloat16
         and qkv_THD.is_contiguous()
-        and kv.values.dtype in FORMATS
+        and kv.values.dtype in NATIVE_FORMATS
         and qkv_THD.shape[2] % LANES == 0
     )
 
@@ -48,7 +47,7 @@ def rotary_store_cpu(
         None if sink_rows_T is None else sink_rows_T.data_ptr(),
         None if q_sink_THD is None else q_sink_THD.data_ptr(),
         *(T, heads, kv.kv_heads, D, cos_sin_PR.shape[1]),
-        FORMATS[values.dtype],
+        NATIVE_FORMATS[values.dtype],
         values.stride(0),
         0 if scales is None else scales.stride(0),
         kv.block_size,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from decodefleet.kernels.cpu.arena import HUGE_PAGE
 from decodefleet.kernels.kv_cache.layout import SLAB_ALIGN, KvLayout
 
 DTYPES = [torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
@@ -25,6 +26,16 @@ def test_a_slab_holds_every_number_once(dtype: torch.dtype, head_dim: int) -> No
     values = cache.slabs[2, : layout.value_bytes].view(dtype).float()
     assert values.eq(1.0).all()
     assert cache.slabs[2, layout.value_bytes :].view(torch.float32).sum() == layout.scale_bytes // 4
+
+
+def test_a_large_cache_is_zero_aligned_and_apart_from_others() -> None:
+    layout = KvLayout(layers=4, kv_heads=2, block_size=16, head_dim=64, dtype=torch.int8)
+    one, other = (layout.allocate(300, torch.device("cpu")) for _ in range(2))
+    assert one.slabs.nbytes > HUGE_PAGE
+    assert one.slabs.data_ptr() % SLAB_ALIGN == 0
+    assert not one.slabs.any()
+    one.slabs.fill_(1)
+    assert not other.slabs.any()
 
 
 def test_a_copied_slab_is_the_same_block() -> None:
