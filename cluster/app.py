@@ -193,14 +193,16 @@ def set_up_logging(config: ServeConfig) -> None:
 
 
 def _worker_resources(config: ServeConfig) -> dict[str, int]:
-    """What one worker claims of the cluster: one bundle, with a GPU where it computes on one."""
-    gpus = int(ray.cluster_resources().get("GPU", 0))
+    """What one worker claims of the cluster: one bundle, so all of it on one machine. Its ranks are processes
+    of its own, each with a GPU where they compute on such."""
+    gpus, ranks = int(ray.cluster_resources().get("GPU", 0)), config.runner.tensor_parallel_size
     device = "cpu" if config.fake else config.runner.device
     if device == "cpu" or (device == "auto" and gpus == 0):
         return {"CPU": 1, "GPU": 0}
-    if gpus < config.workers:
-        raise ConfigError(f"workers: {config.workers} workers need a GPU each, the cluster has {gpus}")
-    return {"CPU": 1, "GPU": 1}
+    if gpus < config.workers * ranks:
+        each = "a GPU" if ranks == 1 else f"{ranks} GPUs"
+        raise ConfigError(f"workers: {config.workers} workers need {each} each, the cluster has {gpus}")
+    return {"CPU": 1, "GPU": ranks}
 
 
 def _redis_url(config: ServeConfig) -> str | None:

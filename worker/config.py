@@ -122,6 +122,9 @@ class RunnerConfig(Frozen):
     """Where and how a step is computed."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="GPUs of one machine that share a model (without GPUs: processes)"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads; decided from the cores if not given")
     batch_invariant: bool | None = Field(
         None,
@@ -143,6 +146,15 @@ class EngineConfig(Frozen):
     cache: CacheConfig = CacheConfig()
     batch: BatchConfig = BatchConfig()
     runner: RunnerConfig = RunnerConfig()
+
+
+class FollowerConfig(Frozen):
+    """What rank 0 of a model tells each of the others at its start."""
+
+    engine: EngineConfig
+    rank: int = Field(ge=1, description="of engine.runner.tensor_parallel_size")
+    max_len: int = Field(ge=1, description="tokens of a sequence at most")
+    store: Path = Field(description="file by which the ranks find each other")
 
 
 class FakeConfig(Frozen):

@@ -25,6 +25,7 @@ from .kv.eviction import EvictionPolicy, make_policy
 from .kv.manager import KvManager
 from .kv.tiers.opening import open_tiers
 from .loading import LoadedModel, load
+from .parallel.gang import OnLoss, ignore_loss
 from .protocol import EventSink, FinishReason, ModelCard, StepTime, Submit, TokenDelta, WorkerStats
 from .runner.step import PendingStep, Sampled
 from .sequence import Request, Sequence, State
@@ -45,9 +46,12 @@ class _InFlight:
 class Engine:
     """See `engine_api.EngineLike`. Raises ModelError where the model cannot be loaded or does not fit."""
 
-    def __init__(self, config: EngineConfig, sink: EventSink, progress: Progress) -> None:
+    def __init__(
+        self, config: EngineConfig, sink: EventSink, progress: Progress, on_loss: OnLoss = ignore_loss
+    ) -> None:
+        """on_loss: told by another thread of the loss of a rank, after which no step can be computed."""
         self._config = config
-        self._model: LoadedModel = load(config, progress)
+        self._model: LoadedModel = load(config, progress, on_loss)
         self._runner = self._model.runner
         self._pool = BlockPool(self._model.blocks, sink, _eviction(config.cache, self._model))
         self._tiers = open_tiers(
@@ -144,6 +148,7 @@ class Engine:
         self._in_flight.clear()
         if self._tiers is not None:
             self._tiers.close()
+        self._runner.close()
 
     def _launch(self, plan: StepPlan) -> None:
         """Start a step; its tokens count as computed, and what it samples as pending, from here on."""

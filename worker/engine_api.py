@@ -24,6 +24,10 @@ class Refused(Exception):
         self.message = message
 
 
+class RankLost(Exception):
+    """A process that the engine computes with died or hangs: no step can be computed any more."""
+
+
 class EngineLike(Protocol):
     """One model replica. A request is known by (request_id, attempt); attempts are distinct requests."""
 

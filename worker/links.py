@@ -70,7 +70,12 @@ class EpochSeen:
     epoch: int
 
 
-Event = FromRouter | RouterGone | EpochSeen | Drain | Shutdown
+@dataclass(frozen=True, slots=True)
+class RankGone:
+    reason: str
+
+
+Event = FromRouter | RouterGone | EpochSeen | RankGone | Drain | Shutdown
 
 
 class Links:

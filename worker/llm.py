@@ -80,6 +80,10 @@ class LLM:
     def engine(self) -> Engine:
         return self._engine
 
+    def close(self) -> None:
+        """Give back what is outside of this process: other ranks, tiers. Its end gives them back as well."""
+        self._engine.close()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -19,6 +19,8 @@ from .config import EngineConfig
 from .engine_api import Progress
 from .kv.hashing import hash_root
 from .layers.frequencies import frequencies_name
+from .parallel.gang import Gang, OnLoss, ignore_loss
+from .parallel.shard import Shard
 from .protocol import ModelCard, StepTime
 from .runner.device import choose_device, choose_dtype
 from .runner.model_runner import ModelRunner
@@ -46,12 +48,23 @@ class LoadedModel:
     step_time: StepTimeModel
 
 
-def load(config: EngineConfig, progress: Progress) -> LoadedModel:
+def load(config: EngineConfig, progress: Progress, on_loss: OnLoss = ignore_loss) -> LoadedModel:
     """Raises ModelError where the folder is broken, the architecture unknown, or memory too small."""
     info = read_config(config.model.folder)
     max_len = _model_len(config, info)
     _check_host_memory(config, info)
-    runner = ModelRunner(config, info, max_len, progress)
+    gang = _gang(config, info, max_len, on_loss)
+    try:
+        return _load(config, info, ModelRunner(config, info, max_len, progress, gang), max_len, progress)
+    except BaseException:
+        if gang is not None:
+            gang.close()
+        raise
+
+
+def _load(
+    config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: int, progress: Progress
+) -> LoadedModel:
     blocks = _pool_blocks(config, runner, max_len)
     max_len = _fit_length(config, runner, max_len, blocks)
     progress("allocating the KV cache", 0.0)
@@ -60,7 +73,22 @@ def load(config: EngineConfig, progress: Progress) -> LoadedModel:
     progress("warming up", 0.0)
     step_time = _warm_up(config, runner, max_len)
     progress("warming up", 1.0)
+    runner.settle()
     return LoadedModel(info, runner, _card(config, info, runner, max_len), blocks, step_time)
+
+
+def _gang(config: EngineConfig, info: ModelInfo, max_len: int, on_loss: OnLoss) -> Gang | None:
+    """The other ranks, coming to life. Raises ModelError where the model cannot be served by several."""
+    ranks, cache = config.runner.tensor_parallel_size, config.cache
+    if ranks == 1:
+        return None
+    Shard.of(info, 0, ranks)
+    if cache.cpu_kv_gib or cache.nvme_kv_path is not None:
+        raise ModelError(
+            "KV tiers in host memory and on disk cannot be had with --tensor-parallel-size above 1 yet.",
+            "Leave out --cpu-kv-gib and --nvme-kv-path, or serve the model on one GPU.",
+        )
+    return Gang(config, max_len, on_loss)
 
 
 def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: int) -> ModelCard:
@@ -76,7 +104,7 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
             quantization=config.model.quantization,
             block_size=config.cache.block_size,
             attention=_attention(config, info, runner),
-            kv_dtype=str(runner.kv_dtype).removeprefix("torch."),
+            kv_dtype=str(runner.rank.kv_dtype).removeprefix("torch."),
         ),
         kv_bytes_per_token=runner.block_bytes * len(runner.groups) // config.cache.block_size,
         eos_token_ids=info.eos_token_ids,
@@ -92,7 +120,7 @@ def _attention(config: EngineConfig, info: ModelInfo, runner: ModelRunner) -> st
     what was in sight, keys on how they were turned."""
     cache = config.cache
     window = "" if cache.window is None else f"window {cache.window}, {cache.attention_sinks} sinks"
-    return window + frequencies_name(info.rope, runner.positions)
+    return window + frequencies_name(info.rope, runner.rank.positions)
 
 
 def _model_len(config: EngineConfig, info: ModelInfo) -> int:
@@ -161,7 +189,7 @@ def _gpu_budget(config: EngineConfig, runner: ModelRunner, max_len: int) -> int:
     runner.allocate_kv(blocks=0)
     free, total = torch.cuda.mem_get_info()
     foreign = total - free - torch.cuda.memory_reserved()
-    graphs = len(runner.buckets or ()) * GRAPH_BYTES
+    graphs = len(runner.rank.buckets or ()) * GRAPH_BYTES
     return int(total * config.cache.gpu_memory_utilization) - peak - foreign - graphs - runner.block_bytes
 
 

@@ -7,6 +7,8 @@ Requests, fencing and ownership are `request_table.py`'s. Knows nothing of how t
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Iterable
 from queue import Empty
@@ -15,9 +17,9 @@ from secrets import token_hex
 import msgspec
 
 from .config import WorkerConfig
-from .engine_api import EngineFactory, EngineLike, Refused
+from .engine_api import EngineFactory, EngineLike, RankLost, Refused
 from .kv_journal import KvJournal
-from .links import NOT_TAKEN, EpochSeen, Event, FromRouter, Links, RouterGone
+from .links import NOT_TAKEN, EpochSeen, Event, FromRouter, Links, RankGone, RouterGone
 from .protocol import (
     Abort,
     Drain,
@@ -35,6 +37,9 @@ from .sampling_params import InvalidRequest
 from .transport import Security
 
 log = logging.getLogger(__name__)
+
+# for farewells, once the engine is broken
+LAST_WORDS_S = 3.0
 
 
 class WorkerServer:
@@ -66,7 +71,8 @@ class WorkerServer:
             self._give_up(self._table.all(), self._stopping)
         except Exception as error:
             log.exception("worker %s cannot go on", self._config.worker_id)
-            self._give_up(self._table.all(), "the worker failed")
+            lost = isinstance(error, RankLost)
+            self._give_up(self._table.all(), "a rank of the worker was lost" if lost else "the worker failed")
             self._links.to_supervisor(Failed(message=str(error) or repr(error)))
             return 1
         finally:
@@ -77,6 +83,13 @@ class WorkerServer:
 
     def stop(self, reason: str = "worker is shutting down") -> None:
         self._links.inbox.put(Shutdown(reason=reason))
+
+    def lose_rank(self, reason: str) -> None:
+        """From any thread: the engine computes no more. Where it hangs, the process ends all the same."""
+        self._links.inbox.put(RankGone(reason))
+        end = threading.Timer(LAST_WORDS_S, os._exit, (1,))
+        end.daemon = True
+        end.start()
 
     def _turn(self, engine: EngineLike) -> None:
         """Take what came, end what is late, compute one step, and send its tokens."""
@@ -113,6 +126,8 @@ class WorkerServer:
                 self._table.epoch = max(self._table.epoch, epoch)
             case Drain():
                 self._table.draining = True
+            case RankGone(reason):
+                raise RankLost(reason)
             case Shutdown(reason=reason):
                 self._stopping = reason
 

@@ -60,15 +60,15 @@ def breakdown(llm: LLM, streams: int, context: int, served: float | None) -> dic
     """Milliseconds by what they go to."""
     step = _step_ms(llm, streams, context)
     runner = llm.engine._runner
-    graphs = runner._graphs
+    graphs = runner.rank._graphs
     assert graphs is not None, "steps are not recorded here"
     program = next(own.replay for own in graphs._recordings.values() if own.output.shape[0] == streams)
     assert isinstance(program, Program), "this model's step is not all native"
     parts = _kernels_ms(program)
-    hidden = torch.randn(streams, runner._info.hidden_size).to(runner.dtype)
+    hidden = torch.randn(streams, runner.rank._hidden_size).to(runner.rank.dtype)
     with torch.inference_mode():
-        logits = runner.model.logits(hidden)
-        parts["head"] = _best_ms(lambda: runner.model.logits(hidden))
+        logits = runner.rank.model.logits(hidden)
+        parts["head"] = _best_ms(lambda: runner.rank.model.logits(hidden))
         parts["sampling (greedy)"] = _best_ms(lambda: ops.argmax(logits))
     parts["Python"] = step - sum(parts.values())
     parts["= a step of the engine"] = step

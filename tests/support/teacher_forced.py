@@ -47,8 +47,8 @@ def our_logits(runner: ModelRunner, tokens: list[int], cuts: list[int], last: in
         tensors = [torch.from_numpy(array) for array in batch.arrays]
         maxima = {"max_query": end - start, "max_context": batch.max_context}
         inputs = as_input(tensors, runner.groups, **maxima, decodes=0)
-        rows.append(runner._forward(inputs))
-    return runner.model.logits(torch.cat(rows)[-last:])
+        rows.append(runner.rank.forward(inputs))
+    return runner.rank.model.logits(torch.cat(rows)[-last:])
 
 
 @torch.inference_mode()

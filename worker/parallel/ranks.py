@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ..engine_api import RankLost
 from .shard import Shard
-
-
-class RankLost(Exception):
-    """A rank of this model died or hangs: no step can be computed any more."""
 
 
 class Ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -10,7 +11,14 @@ from decodefleet.kernels import ops
 
 from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
-from ..config import KvCacheDtype, RunnerConfig
+from ..config import EngineConfig, KvCacheDtype, RunnerConfig
+from ..parallel.ranks import Ranks, join
+from ..parallel.shard import Shard
+
+# until all ranks have come together, and while they load: one may compile what others find compiled
+PATIENCE_AT_START_S = 600.0
+# in a step, which all of them begin together
+PATIENCE_S = 10.0
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -38,5 +46,34 @@ def choose_kv_dtype(wanted: KvCacheDtype, model: torch.dtype) -> torch.dtype:
     return {"auto": model, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[wanted]
 
 
+def rank_device(config: RunnerConfig, rank: int) -> torch.device:
+    """The rank's own GPU, made the current one, or the CPU that all share. Raises ModelError."""
+    device = choose_device(config.device)
+    if device.type == "cuda" and config.tensor_parallel_size > 1:
+        if torch.cuda.device_count() < config.tensor_parallel_size:
+            raise ModelError(
+                f"--tensor-parallel-size {config.tensor_parallel_size} takes as many GPUs; "
+                f"{torch.cuda.device_count()} can be seen.",
+                "Pass a smaller --tensor-parallel-size, or make more GPUs visible.",
+            )
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    return device
+
+
+def is_invariant(config: RunnerConfig) -> bool:
+    on_gpu = choose_device(config.device).type == "cuda"
+    return not on_gpu if config.batch_invariant is None else config.batch_invariant
+
+
+def meet(config: EngineConfig, info: ModelInfo, rank: int, store: Path) -> Ranks:
+    """The other ranks, once all have come. Raises ModelError where the model cannot be divided among them."""
+    shard = Shard.of(info, rank, config.runner.tensor_parallel_size)
+    device = rank_device(config.runner, rank)
+    return join(shard, device, store, patience_s=PATIENCE_AT_START_S, ordered=is_invariant(config.runner))
+
+
 def set_threads(config: RunnerConfig, dtype: torch.dtype) -> None:
-    ops.set_cpu_threads(config.threads or len(os.sched_getaffinity(0)), dtype)
+    """Each rank gets its share of them."""
+    threads = config.threads or len(os.sched_getaffinity(0))
+    ops.set_cpu_threads(max(1, threads // config.tensor_parallel_size), dtype)

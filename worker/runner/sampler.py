@@ -50,15 +50,13 @@ SIGN = 1 << 63
 class SampleFields(NamedTuple, Generic[T]):
     """A step's sampling, made in arrays on the host, read as tensors on the device; empty where not needed.
 
-    hidden_S: which hidden states want logits; empty for all. logits_R: which of these each row draws from;
-        empty where each has its own.
+    logits_R: which of the rows of logits each row draws from; empty where each has its own.
     ints_3R: top_k, seed, position; floats_3R: temperature, top_p, min_p; empty where all rows are greedy.
     penalised_4P: row, row of the history, tokens of the prompt, tokens known; penalties_3P: repetition,
         presence, frequency.
     biased_2X: row, token; bias_X: how much. banned_2Y: row, token. reported_Q: rows with log-probabilities.
     """
 
-    hidden_S: T
     logits_R: T
     ints_3R: T
     floats_3R: T
@@ -81,12 +79,10 @@ class Sampler:
         biases = [(i, *pair) for i, own in enumerate(params) for pair in own.logit_bias.items()]
         bans = [(i, token) for i, row in enumerate(rows) for token in row.banned]
         reported = [i for i, own in enumerate(params) if own.logprobs is not None]
-        hidden, logits = _sources(chunks, rows)
         ints, floats = _draws(rows) if any(own.temperature for own in params) else _NOTHING
         history, penalties = self._penalties(rows, penalised) if penalised else _NOTHING
         return SampleFields(
-            hidden_S=hidden,
-            logits_R=logits,
+            logits_R=_sources(chunks, rows),
             ints_3R=ints,
             floats_3R=floats,
             penalised_4P=history,
@@ -148,16 +144,21 @@ def sample_rows(chunks: Rows[Chunk]) -> list[SampleRow]:
     ]
 
 
-def _sources(chunks: Rows[Chunk], rows: Rows[SampleRow]) -> tuple[Array, Array]:
-    """hidden_S and logits_R."""
-    sampling = [chunk.seq for chunk in chunks if chunk.samples]
-    shared = len(rows) > len(sampling)
-    row_of = {seq: i for i, seq in enumerate(sampling)} if shared else {}
-    logits = [row_of[row.source] for row in rows] if shared else []
+def sampled_rows(chunks: Rows[Chunk]) -> Array:
+    """Which of all chunks' tokens are sampled from: the last of each that reaches its end; empty for all."""
     if all(chunk.samples and chunk.count == 1 for chunk in chunks):
-        return _NO_INTS, _ints(logits)
+        return _NO_INTS
     ends = accumulate(chunk.count for chunk in chunks)
-    return _ints([end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]), _ints(logits)
+    return _ints([end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples])
+
+
+def _sources(chunks: Rows[Chunk], rows: Rows[SampleRow]) -> Array:
+    """logits_R."""
+    sampling = [chunk.seq for chunk in chunks if chunk.samples]
+    if len(rows) == len(sampling):
+        return _NO_INTS
+    row_of = {seq: i for i, seq in enumerate(sampling)}
+    return _ints([row_of[row.source] for row in rows])
 
 
 def _draws(rows: Rows[SampleRow]) -> tuple[Array, Array]:

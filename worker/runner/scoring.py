@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 
 from torch import Tensor
@@ -13,9 +13,6 @@ from ..batcher import Chunk
 from .logprobs import concatenate
 from .step import Scored
 
-# rows of logits held at once
-SCORED_ROWS = 64
-
 
 def scored_tokens(chunk: Chunk) -> list[int]:
     """The prompt tokens behind each of the chunk's, where the request wants them scored."""
@@ -25,18 +22,20 @@ def scored_tokens(chunk: Chunk) -> list[int]:
     return seq.tokens[chunk.start + 1 : min(chunk.start + chunk.count + 1, seq.prompt_len)]
 
 
-def score_prompts(
-    logits_of: Callable[[Tensor], Tensor], chunks: Rows[Chunk], hidden_TD: Tensor, targets_G: Tensor
-) -> list[Scored]:
-    """Each prompt token under the logits of the row before it; targets_G: all chunks' `scored_tokens`."""
-    scored, row, first = [], 0, 0
+def score_prompts(pieces: Iterator[Tensor], chunks: Rows[Chunk], targets_G: Tensor) -> list[Scored]:
+    """Each prompt token under the logits of the row before it.
+
+    pieces: logits of these rows, chunk by chunk, in pieces of any size. targets_G: all `scored_tokens`.
+    """
+    scored, first = [], 0
     for chunk in chunks:
         tokens = scored_tokens(chunk)
         if tokens:
-            top = chunk.seq.request.params.prompt_logprobs or 0
-            hidden = hidden_TD[row : row + len(tokens)].split(SCORED_ROWS)
-            targets = targets_G[first : first + len(tokens)].split(SCORED_ROWS)
-            parts = [ops.token_logprobs(logits_of(h), t, top) for h, t in zip(hidden, targets, strict=True)]
+            top, end, parts = chunk.seq.request.params.prompt_logprobs or 0, first + len(tokens), []
+            while first < end:
+                logits_RV = next(pieces)
+                rows = logits_RV.shape[0]
+                parts.append(ops.token_logprobs(logits_RV, targets_G[first : first + rows], top))
+                first += rows
             scored.append(Scored(chunk.seq, tokens, top, concatenate(parts)))
-        row, first = row + chunk.count, first + len(tokens)
     return scored

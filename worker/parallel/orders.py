@@ -1,0 +1,15 @@
+"""What rank 0 tells the others to do; the first number of a message says which."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Order(IntEnum):
+    """ALLOCATE: followed by the blocks of the KV pool. STEP: by the numbers and arrays of a step."""
+
+    ALLOCATE = 1
+    RECORD = 2
+    SETTLE = 3
+    STEP = 4
+    END = 5
