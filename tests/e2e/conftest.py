@@ -24,7 +24,7 @@ from decodefleet.cluster.replica import Supervisor
 from decodefleet.cluster.router import Router, RouterSettings
 from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.server import SchedulerServer
-from decodefleet.worker.config import BatchConfig, CacheConfig, FakeConfig, ModelOptions
+from decodefleet.worker.config import BatchConfig, CacheConfig, FakeConfig, ModelOptions, RunnerConfig
 from decodefleet.worker.protocol import Ready, WorkerStats
 from decodefleet.worker.transport import Security
 
@@ -92,6 +92,7 @@ class Stack:
             weights=ModelOptions(max_model_len=self._options.pop("max_model_len", 2048)),
             cache=CacheConfig(num_gpu_blocks_override=self._options.pop("blocks", 4096)),
             batch=BatchConfig(max_num_seqs=self._options.pop("max_num_seqs", 64)),
+            runner=RunnerConfig(**self._options.pop("runner", {})),
             fake_engine=FakeConfig(
                 step_base_s=self._options.pop("step_s", 0.001),
                 prefill_token_s=self._options.pop("prefill_token_s", 0.0),
@@ -144,8 +145,8 @@ def make_stack(smollm2: Path) -> Iterator[Callable[..., Stack]]:
     """Starts servers; all of them are stopped at the end."""
     stacks: list[Stack] = []
 
-    def make(workers: int = 1, **options: Any) -> Stack:
-        stack = Stack(smollm2, workers, **options)
+    def make(workers: int = 1, folder: Path = smollm2, **options: Any) -> Stack:
+        stack = Stack(folder, workers, **options)
         stacks.append(stack)
         stack.start()
         return stack
