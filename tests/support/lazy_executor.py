@@ -22,11 +22,16 @@ class LazyExecutor(Executor):
             self.run()
         return future
 
+    def begin(self) -> None:
+        """All jobs have begun and do not get on: they cannot be cancelled any more."""
+        for future in self._jobs:
+            future.set_running_or_notify_cancel()
+
     def run(self) -> bool:
         """The next job; whether there was one."""
         while self._jobs:
             future = self._jobs.popleft()
-            if future.set_running_or_notify_cancel():
+            if future.running() or future.set_running_or_notify_cancel():
                 try:
                     future.set_result(future.job())
                 except Exception as error:

@@ -118,6 +118,8 @@ class Restorer:
         False: some of it is lost, and its blocks are of no use to the sequence.
         """
         awaited = self._awaited[seq]
+        if any(load.hopeless for load in awaited):
+            return False
         if not all(load.ended for load in reversed(awaited)):
             return None
         arrived = all(load.arrived for load in awaited)

@@ -230,6 +230,25 @@ def test_a_sequence_whose_blocks_are_lost_on_the_way_computes_them() -> None:
         assert setup.sink.below["nvme"] == set()
 
 
+def test_a_tier_that_does_not_answer_is_given_up_and_its_blocks_come_back_late() -> None:
+    setup = Setup()
+    tokens = fill_and_forget(setup)
+    seq = setup.add(tokens)
+    setup.step()
+    assert seq.restoring
+    for executor in setup.executors:
+        executor.begin()
+    setup.tiers._loader.patience_s = 0.0
+    while seq.state is not State.FINISHED:
+        setup.step()
+        setup.check()
+    assert seq.cached_tokens == 0
+    assert setup.tiers.stats()["cpu"].total_blocks == 0
+    assert setup.pool.available == setup.pool.total - len(setup.tiers.loading_blocks()) < setup.pool.total
+    setup.run()
+    assert setup.pool.available == setup.pool.total
+
+
 def test_the_kv_of_a_preempted_sequence_comes_back_with_its_last_tokens() -> None:
     setup = Setup(blocks=13)
     old, new = setup.add(prompt(1, 20), output=20), setup.add(prompt(2, 17), output=20)

@@ -79,7 +79,7 @@ class Copies:
                 inside, outside = self._slabs[block].numpy(), slab.numpy()
                 np.copyto(outside, inside) if to_host else np.copyto(inside, outside)
             return None
-        with torch.cuda.stream(self._streams[0 if to_host else 1]) as _:
+        with torch.cuda.stream(self._streams[0 if to_host else 1]):
             stream = torch.cuda.current_stream(self._slabs.device)
             if fence is not None:
                 stream.wait_event(fence)

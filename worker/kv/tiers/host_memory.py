@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ class HostMemory:
         self.slab_bytes = slab_bytes
         self._stride = -(-slab_bytes // PAGE) * PAGE
         memory = mmap.mmap(-1, max(slots, 1) * self._stride)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        # not every kernel has them
+        with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(memory)
         self._slabs = torch.frombuffer(memory, dtype=torch.uint8).view(-1, self._stride)

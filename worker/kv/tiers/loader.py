@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -25,6 +26,10 @@ from .tier import Tier
 
 # blocks of one job: few, so that jobs of one sequence run beside each other
 BATCH = 4
+# without the end of any job of a tier that has jobs
+PATIENCE_S = 20.0
+# that the engine stands still for copies whose sequence is gone, where it is short of memory
+RECLAIM_S = 1.0
 
 
 class Wanted(NamedTuple):
@@ -51,6 +56,11 @@ class Load:
     ended: bool = False
     arrived: bool = False
     job: _Job | None = field(default=None, repr=False)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is under way from a tier that was given up."""
+        return self.job is not None and not self.job.tier.alive
 
 
 @dataclass(eq=False)
@@ -89,6 +99,7 @@ class Loader:
         sources: dict[Tier, Source],
         on_arrival: Callable[[bytes, bool], None] | None,
     ) -> None:
+        self.patience_s = PATIENCE_S
         self._on_arrival = on_arrival
         self._pool = pool
         self._copies = copies
@@ -104,7 +115,14 @@ class Loader:
 
     def find(self, name: bytes) -> Load | None:
         """The load of a block that is under way already; who waits for it says so with `join`."""
-        return self._under_way.get(name)
+        load = self._under_way.get(name)
+        return None if load is None or load.hopeless else load
+
+    def check_progress(self) -> None:
+        """A tier that has not answered for long is given up. Its loads keep their blocks until it does."""
+        for tier, burst in self._bursts.items():
+            if burst.jobs and time.perf_counter() - burst.last_news > self.patience_s:
+                tier.fail(TimeoutError(f"it has not answered for {self.patience_s:g} s"))
 
     @property
     def blocks(self) -> list[int]:
@@ -147,8 +165,9 @@ class Loader:
         """Waits for jobs that were begun and that nobody waits for any more; whether there were any."""
         jobs = {load.job for load in self._loads if load.job is not None and not load.job.wanted}
         for job in jobs:
-            if job.future is not None:
-                job.future.exception()
+            if job.future is not None and job.tier.alive:
+                with suppress(TimeoutError):
+                    job.future.exception(RECLAIM_S)
         if jobs:
             self._jobs.poll()
         return bool(jobs)
@@ -163,6 +182,8 @@ class Loader:
 
     def _start_job(self, job: _Job, fence: Fence) -> None:
         source, burst = self._sources[job.tier], self._bursts[job.tier]
+        if not burst.jobs:
+            burst.last_news = time.perf_counter()
         burst.jobs += 1
         blocks = [load.block for load in job.loads]
         for load in job.loads:
@@ -179,6 +200,7 @@ class Loader:
         job.ended = True
         tier, burst = job.tier, self._bursts[job.tier]
         burst.jobs -= 1
+        burst.last_news = time.perf_counter()
         arrived = [False] * len(job.loads)
         if isinstance(outcome, _Moved):
             arrived = outcome.arrived
@@ -198,7 +220,8 @@ class Loader:
 
     def _end(self, load: Load, arrived: bool, *, silent: bool) -> None:
         self._loads.remove(load)
-        del self._under_way[load.name]
+        if self._under_way.get(load.name) is load:
+            del self._under_way[load.name]
         load.ended, load.arrived, load.job = True, arrived, None
         if arrived and not load.private:
             self._pool.commit(load.block, load.name, load.depth, silent=silent)
@@ -252,6 +275,7 @@ class _Burst:
 
     def __init__(self) -> None:
         self.jobs = self._size = 0
+        self.last_news = 0.0
         self._began, self._ended = float("inf"), 0.0
 
     def note(self, moved: _Moved, size: int) -> None:

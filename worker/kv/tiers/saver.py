@@ -70,6 +70,10 @@ class Saver:
         """A block of the pool has got its name; what it holds is there once the steps submitted have run."""
         if self._cpu.keeps and not self._cpu.holds(name):
             self._waiting[name] = silent
+            if len(self._waiting) > self._pool.total:
+                # names of blocks that are gone, where nothing moves any more
+                del self._waiting[next(iter(self._waiting))]
+                self.overtaken += 1
 
     def advance(self) -> None:
         """Start what there is room for."""

@@ -72,8 +72,11 @@ class Tier:
 
     def discard_corrupt(self, name: bytes) -> None:
         """What was read is not what was written."""
-        log.warning("a KV block in the %s tier is damaged; it will be computed again", self.name)
         self.corrupt_blocks += 1
+        if self.corrupt_blocks == 1:
+            log.warning(
+                "a block in the %s tier of the KV cache is damaged and will be computed again", self.name
+            )
         self.discard(name)
 
     def clear(self) -> int:

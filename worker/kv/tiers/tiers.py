@@ -86,6 +86,7 @@ class KvTiers:
         self._jobs.poll(timeout_s)
         if timeout_s and self._loader.blocks:
             self._idle_s += time.perf_counter() - began
+        self._loader.check_progress()
         self._saver.advance()
 
     def keep(self, name: bytes, *, silent: bool) -> None:

@@ -56,6 +56,9 @@ class Writer:
         for entry in entries:
             if not self._nvme.holds(entry.name):
                 self._waiting.append(self._cpu.slots.pin(entry) if self._hold else entry)
+        # more than there are slots have been evicted while they waited
+        while len(self._waiting) > self._cpu.slots.total:
+            self._waiting.popleft()
 
     def advance(self) -> None:
         """Start what there is room for; what was evicted from host memory meanwhile is lost."""
