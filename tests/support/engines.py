@@ -66,12 +66,12 @@ def write_tiny_mistral(folder: Path, *, window: int) -> Path:
     return _write_tiny(folder, 2, 1, 32, **kind, sliding_window=window)
 
 
-def write_tiny_hybrid(folder: Path, *, window: int, pattern: str = "sfssfs") -> Path:
+def write_tiny_hybrid(folder: Path, *, window: int, pattern: str = "sfssfs", head_dim: int = 32) -> Path:
     """As the Llama, with a sliding layer for each s of the pattern and a full one for each f."""
     kinds = {"s": "sliding_attention", "f": "full_attention"}
     kind = {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
     types = [kinds[layer] for layer in pattern]
-    return _write_tiny(folder, len(pattern), 1, 32, **kind, sliding_window=window, layer_types=types)
+    return _write_tiny(folder, len(pattern), 1, head_dim, **kind, sliding_window=window, layer_types=types)
 
 
 def _write_tiny(folder: Path, layers: int, kv_heads: int, head_dim: int, **fields: Any) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from all_ways import GREEDY, PENALISED, PIPELINED, SEEDED, Job, check_all_ways, check_without_preemption
-from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_llama
+from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_hybrid, write_tiny_llama
 from tiny_families import write_family
 
 from decodefleet.worker.sampling_params import SamplingParams
@@ -104,6 +104,15 @@ def test_a_quantised_cache_on_a_gpu(tmp_path: Path, kv_cache_dtype: str) -> None
     folder = write_tiny_llama(tmp_path, head_dim=64)
     options = {"device": "cuda", "batch_invariant": True, "kv_cache_dtype": kv_cache_dtype}
     check_all_ways(folder, tiny_jobs(SEEDED), blocks=96, tight=10, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("in_sight", [{}, {"window": 40, "attention_sinks": 20}], ids=["hybrid", "sinks"])
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+def test_windows_on_a_gpu(tmp_path: Path, graphs: bool, in_sight: dict[str, int]) -> None:
+    folder = write_tiny_hybrid(tmp_path, window=24, head_dim=64)
+    runner = {"device": "cuda", "batch_invariant": True, "enforce_eager": not graphs, "tiers": in_sight}
+    check_all_ways(folder, tiny_jobs(SEEDED), blocks=288, tight=18, **runner, max_num_batched_tokens=16)
 
 
 @pytest.mark.gpu
