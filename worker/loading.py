@@ -108,6 +108,7 @@ def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: i
         ),
         kv_bytes_per_token=runner.block_bytes * len(runner.groups) // config.cache.block_size,
         eos_token_ids=info.eos_token_ids,
+        batch_invariant=runner.rank.invariant,
         group_blocks=tuple(
             None if group.rule.window is None else group.rule.most_blocks(ENDLESS, runner.block_size, chunk)
             for group in runner.groups.groups

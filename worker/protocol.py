@@ -44,6 +44,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     block_size: tokens per KV block.
     hash_root: root of the block-hash chain (`kv.hashing.hash_root`).
     kv_bytes_per_token: bytes of KV per token, all layers, all ranks.
+    batch_invariant: whether a text is the same whatever else is in the batch.
     group_blocks: of each KV group, the most blocks that a sequence holds there; None where it keeps all,
         since its layers see everything.
     """
@@ -56,6 +57,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hash_root: bytes
     kv_bytes_per_token: int
     eos_token_ids: tuple[int, ...] = ()
+    batch_invariant: bool = True
     group_blocks: tuple[int | None, ...] = (None,)
 
     def blocks_for(self, tokens: int, sequences: int = 1) -> int:

@@ -7,7 +7,7 @@ engine can run.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -25,7 +25,6 @@ __all__ = [
     "check_safetensors",
     "fingerprint",
     "read_config",
-    "require_architecture",
     "tensor_index",
     "weight_bytes",
     "weight_files",
@@ -55,6 +54,13 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 4096,
         "max_window_layers": 28,
     },
+}
+_OLDER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -94,7 +100,7 @@ def read_config(folder: Path) -> ModelInfo:
     """Read config.json and generation_config.json. Raises ModelError on what is missing or malformed."""
     path = folder / CONFIG
     raw = _read_json(path)
-    raw = {**_FAMILIES.get(str(raw.get("model_type")), {}), **raw}
+    raw = {**_FAMILIES.get(str(raw.get("model_type")), {}), **_renamed(raw)}
     generation = _read_json(folder / GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
     number = partial(_number, path, raw)
     architectures = raw.get("architectures")
@@ -115,7 +121,8 @@ def read_config(folder: Path) -> ModelInfo:
     return ModelInfo(
         architecture=architectures[0],
         hidden_size=hidden_size,
-        intermediate_size=number("intermediate_size"),
+        # GPT-2 and its like leave it out
+        intermediate_size=number("intermediate_size", 4 * hidden_size if "n_embd" in raw else None),
         layers=layers,
         heads=heads,
         kv_heads=number("num_key_value_heads", heads),
@@ -134,13 +141,10 @@ def read_config(folder: Path) -> ModelInfo:
     )
 
 
-def require_architecture(info: ModelInfo, supported: Collection[str]) -> None:
-    """Raise ModelError unless the model's architecture is among `supported`."""
-    if info.architecture not in supported:
-        raise ModelError(
-            f"The architecture {info.architecture} is not supported.",
-            f"Serve a model of one of these: {', '.join(sorted(supported))}.",
-        )
+def _renamed(raw: dict[str, Any]) -> dict[str, Any]:
+    """With the usual names for what older families call otherwise."""
+    known = {usual: raw[old] for old, usual in _OLDER_NAMES.items() if old in raw and usual not in raw}
+    return {**raw, **known}
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -46,7 +46,7 @@ class UnpackedWeights:
             "up_proj": ("gate_up_proj", inner, 2 * inner),
         }
         self._weights = weights
-        self.dtype = weights.dtype
+        self.dtype, self.folder = weights.dtype, weights.folder
 
     def has(self, name: str) -> bool:
         return self._weights.has(self._packed(name)[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..assets.checkpoint import ModelInfo, require_architecture
+from ..assets.checkpoint import ModelInfo
 from .gemma3 import Gemma3Model
 from .llama import LlamaModel
 from .mixtral import MixtralModel
@@ -24,7 +24,15 @@ ARCHITECTURES: dict[str, type[Model]] = {
 }
 
 
+def has_family(info: ModelInfo) -> bool:
+    """Whether our own code runs it; other decoders run by transformers' code."""
+    return info.architecture in ARCHITECTURES
+
+
 def model_class(info: ModelInfo) -> type[Model]:
-    """Raises ModelError naming the architecture and the supported ones."""
-    require_architecture(info, ARCHITECTURES)
-    return ARCHITECTURES[info.architecture]
+    if has_family(info):
+        return ARCHITECTURES[info.architecture]
+    # transformers' modelling code takes seconds to import
+    from .transformers_model import TransformersModel
+
+    return TransformersModel

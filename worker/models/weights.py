@@ -22,9 +22,10 @@ _FLOATS = ("BF16", "F16", "F32")
 
 
 class Weights(Protocol):
-    """dtype: of all that it gives."""
+    """dtype: of all that it gives. folder: where it is from; None where it is made up."""
 
     dtype: torch.dtype
+    folder: Path | None
 
     def has(self, name: str) -> bool: ...
 
@@ -44,7 +45,7 @@ class CheckpointWeights:
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, on_bytes: Callable[[int, int], None]
     ) -> None:
-        self._folder = folder
+        self.folder: Path | None = folder
         self.dtype = dtype
         self._device = device
         self._on_bytes = on_bytes
@@ -62,7 +63,7 @@ class CheckpointWeights:
         entry = self._index.get(name)
         if entry is None:
             raise ModelError(
-                f"{self._folder} has no tensor {name}.", "Check that config.json belongs to these weights."
+                f"{self.folder} has no tensor {name}.", "Check that config.json belongs to these weights."
             )
         if entry.shape != whole:
             raise ModelError(
@@ -100,6 +101,7 @@ class DummyWeights:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
+        self.folder: Path | None = None
         self._device = device
         self._generator = torch.Generator(device).manual_seed(0)
 

@@ -20,7 +20,7 @@ from ..config import EngineConfig
 from ..engine_api import Progress
 from ..kv.groups import KvGroups, layer_rules
 from ..layers.linear import LinearOptions
-from ..models.registry import model_class
+from ..models.registry import has_family, model_class
 from ..models.weights import CheckpointWeights, DummyWeights
 from ..parallel.ranks import Ranks
 from .batch import BatchArrays, ModelInput, as_input, empty_batch, pad_decode
@@ -54,9 +54,12 @@ class RankModel:
         on_gpu = self.device.type == "cuda"
         self.depth = 2 if _given(options.async_scheduling, on_gpu) else 1
         self.ranks = ranks
-        set_threads(options, self.dtype)
+        own = has_family(info)
+        # where our kernels do little of the work, torch has the threads
+        set_threads(options, self.dtype if own else torch.float32)
         weights = _weights(config, self.dtype, self.device, progress)
-        linear = LinearOptions(is_invariant(options), config.model.quantization, ranks)
+        self.invariant = is_invariant(options) if own else bool(options.batch_invariant)
+        linear = LinearOptions(self.invariant, config.model.quantization, ranks)
         self.groups = KvGroups.of(layer_rules(info.layer_windows, cache.window, cache.attention_sinks))
         self.positions = None if cache.window is not None else max_len
         view = ranks.shard.view(info)
@@ -72,8 +75,8 @@ class RankModel:
         self.widths = self.groups.most_entries(max_len, self.block_size, chunk)
         self._frames = sorted(set(self.groups.frames))
         # on a CPU a recording holds our own calls, and what ranks tell each other is none of those
-        recordable = ops.can_record(self.device, self.dtype) and (on_gpu or ranks.shard.size == 1)
-        eager = _given(options.enforce_eager, not recordable)
+        recordable = own and ops.can_record(self.device, self.dtype) and (on_gpu or ranks.shard.size == 1)
+        eager = _given(options.enforce_eager, not recordable) or not own
         self.buckets = None if eager else Buckets.up_to(rows, self._longest(max_len), exact=not on_gpu)
         # on the host nothing has to be packed but what a recording reads
         packed = 0 if eager and not on_gpu else self._staging_bytes(rows, chunk)

@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 from decodefleet.worker.assets.checkpoint import (
     fingerprint,
     read_config,
-    require_architecture,
     tensor_index,
     weight_bytes,
     weight_files,
@@ -93,10 +92,12 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, content: str
         read_config(tmp_path)
 
 
-def test_an_unknown_architecture_is_named_beside_the_known_ones(make_folder: MakeFolder) -> None:
-    info = read_config(make_folder(architectures=["MambaForCausalLM"]))
-    with pytest.raises(ModelError, match=r"(?s)MambaForCausalLM is not supported.*LlamaForCausalLM"):
-        require_architecture(info, ["LlamaForCausalLM"])
+def test_the_names_of_older_configurations(tmp_path: Path) -> None:
+    fields = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": None, "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], **fields}))
+    info = read_config(tmp_path)
+    assert (info.hidden_size, info.layers, info.heads, info.kv_heads, info.head_dim) == (64, 3, 4, 4, 16)
+    assert (info.max_position_embeddings, info.intermediate_size) == (128, 256)
 
 
 def shard(folder: Path) -> list[Path]:
