@@ -41,9 +41,7 @@ class WindowRule:
         blocks = -(-tokens // block_size)
         if self.window is None:
             return blocks
-        # a span of tokens may begin and end in the middle of a block
-        live = -(-(self.window - 1 + chunk) // block_size) + 1
-        return min(blocks, -(-self.sinks // block_size) + live)
+        return min(blocks, -(-self.sinks // block_size) + _spanned(self.window - 1 + chunk, block_size))
 
     def kept_entries(self, block_size: int) -> int:
         """Entries at the front of a list that are never dropped: those of the sinks, in whole units."""
@@ -55,8 +53,13 @@ class WindowRule:
         blocks = -(-tokens // block_size)
         if self.window is None:
             return blocks
-        live = -(-(self.window - 1 + chunk) // block_size) + 1
-        return min(blocks, self.kept_entries(block_size) + drop_unit(block_size) - 1 + live)
+        behind = drop_unit(block_size) - 1 + _spanned(self.window - 1 + chunk, block_size)
+        return min(blocks, self.kept_entries(block_size) + behind)
+
+
+def _spanned(tokens: int, block_size: int) -> int:
+    """Blocks that so many tokens in a row touch at most: the first may lie in the middle of its block."""
+    return -(-tokens // block_size) + 1
 
 
 def drop_unit(block_size: int) -> int:
