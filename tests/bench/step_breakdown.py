@@ -58,17 +58,12 @@ def main() -> None:
 
 def breakdown(llm: LLM, streams: int, context: int, served: float | None) -> dict[str, float]:
     """Milliseconds by what they go to."""
-    step = _step_ms(llm, streams, context)
-    runner = llm.engine._runner
-    graphs = runner.rank._graphs
-    assert graphs is not None, "steps are not recorded here"
-    program = next(own.replay for own in graphs._recordings.values() if own.output.shape[0] == streams)
-    assert isinstance(program, Program), "this model's step is not all native"
-    parts = _kernels_ms(program)
-    hidden = torch.randn(streams, runner.rank._hidden_size).to(runner.rank.dtype)
+    step, parts = _run(llm, streams, context)
+    rank = llm.engine._runner.rank
+    hidden = torch.randn(streams, rank._hidden_size).to(rank.dtype)
     with torch.inference_mode():
-        logits = runner.rank.model.logits(hidden)
-        parts["head"] = _best_ms(lambda: runner.rank.model.logits(hidden))
+        logits = rank.model.logits(hidden)
+        parts["head"] = _best_ms(lambda: rank.model.logits(hidden))
         parts["sampling (greedy)"] = _best_ms(lambda: ops.argmax(logits))
     parts["Python"] = step - sum(parts.values())
     parts["= a step of the engine"] = step
@@ -78,11 +73,12 @@ def breakdown(llm: LLM, streams: int, context: int, served: float | None) -> dic
     return parts
 
 
-def _step_ms(llm: LLM, streams: int, context: int) -> float:
-    """Median of the steps in which all streams decode."""
+def _run(llm: LLM, streams: int, context: int) -> tuple[float, dict[str, float]]:
+    """Median of the steps in which all streams decode, and the kernels of one of them."""
     tokens = random.Random(0)
-    prompts = [[tokens.randrange(1000, 40_000) for _ in range(context - 32)] for _ in range(streams)]
+    prompts = [[tokens.randrange(1000, 40_000) for _ in range(context - 48)] for _ in range(streams)]
     steps: list[float] = []
+    kernels: dict[str, float] = {}
     engine = llm.engine
     plain = engine.step
 
@@ -91,14 +87,25 @@ def _step_ms(llm: LLM, streams: int, context: int) -> float:
         deltas = plain()
         if len(deltas) == streams:
             steps.append(1000 * (time.perf_counter() - began))
+            # here, while the step's inputs are where its recording looks for them
+            if len(steps) == 48:
+                kernels.update(_kernels_ms(_program(llm, streams)))
         return deltas
 
     engine.step = timed  # type: ignore[method-assign,assignment]
     try:
-        llm.generate(prompts, SamplingParams(max_tokens=64, temperature=0, ignore_eos=True), progress=False)
+        llm.generate(prompts, SamplingParams(max_tokens=128, temperature=0, ignore_eos=True), progress=False)
     finally:
         engine.step = plain  # type: ignore[method-assign]
-    return statistics.median(steps)
+    return statistics.median(steps), kernels
+
+
+def _program(llm: LLM, streams: int) -> Program:
+    graphs = llm.engine._runner.rank._graphs
+    assert graphs is not None, "steps are not recorded here"
+    program = next(own.replay for own in graphs._recordings.values() if own.output.shape[0] == streams)
+    assert isinstance(program, Program), "this model's step is not all native"
+    return program
 
 
 def _kernels_ms(program: Program) -> dict[str, float]:
