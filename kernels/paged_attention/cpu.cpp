@@ -85,10 +85,8 @@ struct Workspace {
     float *q, *q_sink, *k, *v, *k_scales, *v_scales, *weights, *part, *sum;
 
     void fit(int64_t rows, int64_t D, int64_t keys) {
-        const int64_t sizes[] = {rows * D, rows * D,          keys * D,
-                                 keys * D, keys,              keys,
-                                 kMostRows * keys,          State::floats(rows, D),
-                                 State::floats(rows, D)};
+        const int64_t state = State::floats(rows, D);
+        const int64_t sizes[] = {rows * D, rows * D, keys * D, keys * D, keys, keys, kMostRows * keys, state, state};
         float** places[] = {&q, &q_sink, &k, &v, &k_scales, &v_scales, &weights, &part, &sum};
         int64_t total = 0;
         for (int64_t size : sizes) total += size;
