@@ -156,14 +156,14 @@ def _plan(
     **flags: Any,
 ) -> None:
     """Show what a model takes of the memory: weights, KV cache, and how many tokens fit."""
-    from .plan_view import PlanOptions, advice, find_model, make_plan, plan_table
+    from .plan_view import PlanOptions, advice, find_model, make_plan, measured, plan_table
     from .terminal import FileProgress
 
     console, config = _console(), _load(model, None, flags).config
     wanted = PlanOptions(config.weights, tensor_parallel_size, gpu_memory_gib, config.cache, config.batch)
     with FileProgress(console) as progress:
         folder = find_model(config.model, progress)
-    made = make_plan(folder, wanted)
+    made = measured(make_plan(folder, wanted), wanted.cache)
     console.print(plan_table(config.model, made))
     if not made.fits:
         console.print(f"[red]{advice(made)}[/]")

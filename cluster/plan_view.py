@@ -7,7 +7,7 @@ and lays them out.
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from decodefleet.worker.assets.plan import (
 )
 from decodefleet.worker.assets.progress import ProgressSink
 from decodefleet.worker.assets.resolve import resolve_model
+from decodefleet.worker.assets.speed import disk_bytes_per_s, memory_bytes_per_s
 from decodefleet.worker.config import BatchConfig, CacheConfig, ModelOptions
 
 GIB = 1 << 30
@@ -44,12 +45,13 @@ class PlanOptions:
 
 
 class Below(NamedTuple):
-    """A tier of KV memory beneath the main pool."""
+    """A tier of KV memory beneath the main pool. speed: of the way back if known, or what is wrong."""
 
     label: str
     option: str
     size: int
     held: Capacity
+    speed: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,21 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
         capacity=held(pool),
         below=tuple(Below(label, option, size, held(size)) for label, option, size in _tiers(cache) if size),
     )
+
+
+def measured(plan: MemoryPlan, cache: CacheConfig) -> MemoryPlan:
+    """The plan with the tiers' speeds: of the disk, and of memory where no bus lies before the pool."""
+    speeds: list[float | str | None] = []
+    for tier in plan.below:
+        if tier.option != "--nvme-kv-gib":
+            speeds.append(memory_bytes_per_s() if plan.usable is None else None)
+        elif cache.nvme_kv_path is not None:
+            try:
+                speeds.append(disk_bytes_per_s(cache.nvme_kv_path))
+            except OSError as error:
+                speeds.append(f"cannot be used: {error}")
+    below = [tier._replace(speed=speed) for tier, speed in zip(plan.below, speeds, strict=True)]
+    return replace(plan, below=tuple(below))
 
 
 def _tiers(cache: CacheConfig) -> tuple[tuple[str, str, int], ...]:
@@ -230,11 +247,19 @@ def _memory_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     rows += [
         (
             _per_rank(tier.label, plan),
-            f"{_bytes(tier.size)} ({tier.option}): {tier.held.blocks:,} blocks = {tier.held.tokens:,} tokens",
+            f"{_bytes(tier.size)} ({tier.option}): {tier.held.blocks:,} blocks = {tier.held.tokens:,} tokens"
+            + _way_back(tier.speed, plan),
         )
         for tier in plan.below
     ]
     return rows if plan.ranks == 1 else [("ranks", str(plan.ranks)), *rows]
+
+
+def _way_back(speed: float | str | None, plan: MemoryPlan) -> str:
+    if not isinstance(speed, float):
+        return "" if speed is None else f"; {speed}"
+    milliseconds = 1e6 * plan.kv_per_token / speed
+    return f"; 1,000 of them back in {milliseconds:.2g} ms ({speed / 1e9:.1f} GB/s, measured)"
 
 
 def advice(plan: MemoryPlan) -> str:

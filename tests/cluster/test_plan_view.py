@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from decodefleet.cluster.plan_view import GIB, PlanOptions, advice, find_model, make_plan, plan_table
+from decodefleet.cluster.plan_view import (
+    GIB,
+    PlanOptions,
+    advice,
+    find_model,
+    make_plan,
+    measured,
+    plan_table,
+)
 from decodefleet.worker.assets.errors import ModelError
 from decodefleet.worker.assets.progress import NoProgress
 from decodefleet.worker.config import CacheConfig, KvCacheDtype, ModelOptions
@@ -159,3 +167,17 @@ def test_published_models(model: Published) -> None:
     )
     scaled = make_plan(file.parent, quantised)
     assert scaled.kv_per_token == 2 * model.layers * model.kv_heads * (model.head_dim + 4)
+
+
+def test_the_way_back_from_the_tiers_is_measured(llama: Path, tmp_path: Path) -> None:
+    cache = CacheConfig(cpu_kv_gib=1, nvme_kv_path=tmp_path)
+    plan = measured(make_plan(llama, PlanOptions(cache=cache)), cache)
+    # on a CPU both are this machine's; to a GPU memory has a bus between
+    kinds = [float, float] if plan.usable is None else [type(None), float]
+    assert [type(tier.speed) for tier in plan.below] == kinds
+    unusable = CacheConfig(nvme_kv_path=Path("/proc/self/kv"))
+    (tier,) = measured(make_plan(llama, PlanOptions(gpu_memory_gib=80, cache=unusable)), unusable).below
+    assert str(tier.speed).startswith("cannot be used")
+    memory = CacheConfig(cpu_kv_gib=1)
+    (tier,) = measured(make_plan(llama, PlanOptions(gpu_memory_gib=80, cache=memory)), memory).below
+    assert tier.speed is None
