@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from .assets.checkpoint import ModelInfo, fingerprint, read_config, weight_bytes
+from .assets.checkpoint import ModelInfo, fingerprint, read_config, stored_values
 from .assets.errors import ModelError
+from .assets.quantised import weight_format
 from .batcher import StepPlan
 from .config import EngineConfig
 from .engine_api import Progress
@@ -152,8 +153,9 @@ def _check_host_memory(config: EngineConfig, info: ModelInfo) -> None:
         )
     if choose_device(config.runner.device).type != "cpu" or config.model.load_format == "dummy":
         return
-    stored = {"bfloat16": 2, "float16": 2, "float32": 4}.get(info.dtype or "bfloat16", 2)
-    weights = weight_bytes(config.model.folder) * choose_dtype(config.model.dtype, info).itemsize // stored
+    form = weight_format(info.raw)
+    values = stored_values(config.model.folder, 8 if form is None else form.bits)
+    weights = values * choose_dtype(config.model.dtype, info).itemsize
     if weights > free:
         raise ModelError(
             f"The weights need {weights / GIB:.1f} GiB of memory and {free / GIB:.1f} GiB are free.",

@@ -7,6 +7,7 @@ engine can run.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ __all__ = [
     "check_safetensors",
     "fingerprint",
     "read_config",
+    "stored_values",
     "tensor_index",
     "weight_bytes",
     "weight_files",
@@ -177,6 +179,15 @@ def tensor_index(folder: Path) -> dict[str, TensorEntry]:
 def weight_bytes(folder: Path) -> int:
     """Bytes of all tensors as they are on disk."""
     return sum(entry.nbytes for entry in tensor_index(folder).values())
+
+
+def stored_values(folder: Path, bits: int = 8) -> int:
+    """Numbers in all tensors. bits: of each that is packed into words."""
+    count = 0
+    for name, entry in tensor_index(folder).items():
+        packed = 32 // bits if name.endswith("weight_packed") else 1
+        count += math.prod(entry.shape) * packed
+    return count
 
 
 def fingerprint(folder: Path) -> str:

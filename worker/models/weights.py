@@ -6,7 +6,7 @@ Never pickle. Knows nothing of architectures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..assets.checkpoint import tensor_index
 from ..assets.errors import ModelError
+from ..assets.quantised import SUPPORTED
 from ..parallel.shard import Part
 
 _FLOATS = ("BF16", "F16", "F32")
@@ -47,7 +48,7 @@ class CheckpointWeights:
     ) -> None:
         self.folder: Path | None = folder
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._on_bytes = on_bytes
         self._index = tensor_index(folder)
         self._total = sum(entry.nbytes for entry in self._index.values())
@@ -59,29 +60,43 @@ class CheckpointWeights:
         return name in self._index
 
     def take(self, name: str, *shape: int, part: Part | None = None) -> Tensor:
-        whole = _whole(shape, part)
+        tensor = self.read(name, whole_shape(shape, part), part, _FLOATS)
+        return tensor.to(self.device, self.dtype)
+
+    def read(
+        self,
+        name: str,
+        whole: tuple[int, ...] | None = None,
+        part: Part | None = None,
+        dtypes: Container[str] | None = None,
+    ) -> Tensor:
+        """As it is stored, on the host. whole, dtypes: the shape it must have, and types it may have.
+
+        Raises ModelError naming what is wrong.
+        """
         entry = self._index.get(name)
         if entry is None:
             raise ModelError(
                 f"{self.folder} has no tensor {name}.", "Check that config.json belongs to these weights."
             )
-        if entry.shape != whole:
+        if whole is not None and entry.shape != whole:
             raise ModelError(
                 f"{name} in {entry.file} has shape {list(entry.shape)}; config.json means {list(whole)}.",
                 "Check that config.json belongs to these weights.",
             )
-        if entry.dtype not in _FLOATS:
+        if dtypes is not None and entry.dtype not in dtypes:
             raise ModelError(
-                f"{name} in {entry.file} is of type {entry.dtype}; {', '.join(_FLOATS)} can be loaded.",
-                "Serve the unquantised checkpoint.",
+                f"{name} in {entry.file} is of type {entry.dtype} and has no scales; "
+                f"{', '.join(_FLOATS)} can be loaded.",
+                f"Serve the unquantised checkpoint, or one in these forms: {SUPPORTED}.",
             )
-        tensor = self._read(entry.file, name, part)
+        tensor = self._slice(entry.file, name, part)
         self.nbytes += tensor.nbytes
         self._passed += entry.nbytes
         self._on_bytes(self._passed, self._total)
-        return tensor.to(self._device, self.dtype)
+        return tensor
 
-    def _read(self, path: Path, name: str, part: Part | None) -> Tensor:
+    def _slice(self, path: Path, name: str, part: Part | None) -> Tensor:
         tensor: Tensor
         if part is None:
             tensor = self._open(path).get_tensor(name)
@@ -115,6 +130,6 @@ class DummyWeights:
         return tensor.normal_(std=1 / math.sqrt(shape[-1]), generator=self._generator)
 
 
-def _whole(shape: tuple[int, ...], part: Part | None) -> tuple[int, ...]:
+def whole_shape(shape: tuple[int, ...], part: Part | None) -> tuple[int, ...]:
     """The shape of the tensor that a part of this shape is taken from."""
     return shape if part is None else (*shape[: part.axis], part.whole, *shape[part.axis + 1 :])

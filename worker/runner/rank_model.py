@@ -6,6 +6,7 @@ leads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -16,18 +17,22 @@ from torch import Tensor
 from decodefleet.kernels import ops
 
 from ..assets.checkpoint import ModelInfo
+from ..assets.quantised import weight_format
 from ..config import EngineConfig
 from ..engine_api import Progress
 from ..kv.groups import KvGroups, layer_rules
 from ..layers.linear import LinearOptions
+from ..models.quantised_weights import QuantisedWeights
 from ..models.registry import has_family, model_class
-from ..models.weights import CheckpointWeights, DummyWeights
+from ..models.weights import CheckpointWeights, DummyWeights, Weights
 from ..parallel.ranks import Ranks
 from .batch import BatchArrays, ModelInput, as_input, empty_batch, pad_decode
 from .buffers import Array, Staging
 from .device import PATIENCE_S, choose_dtype, choose_kv_dtype, is_invariant, rank_device, set_threads
 from .graphs import Bucket, Buckets, DecodeGraphs
 from .step_arrays import StepArrays
+
+log = logging.getLogger(__name__)
 
 # in the staging buffer, beside what the model reads: sampling parameters of a row, and alignment
 BYTES_PER_ROW = 256
@@ -57,7 +62,7 @@ class RankModel:
         own = has_family(info)
         # where our kernels do little of the work, torch has the threads
         set_threads(options, self.dtype if own else torch.float32)
-        weights = _weights(config, self.dtype, self.device, progress)
+        weights = _weights(config, info, self.dtype, self.device, progress)
         self.invariant = is_invariant(options) if own else bool(options.batch_invariant)
         linear = LinearOptions(self.invariant, config.model.quantization, ranks)
         self.groups = KvGroups.of(layer_rules(info.layer_windows, cache.window, cache.attention_sinks))
@@ -198,12 +203,17 @@ def _given(option: bool | None, default: bool) -> bool:
 
 
 def _weights(
-    config: EngineConfig, dtype: torch.dtype, device: torch.device, progress: Progress
-) -> CheckpointWeights | DummyWeights:
+    config: EngineConfig, info: ModelInfo, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> Weights:
     if config.model.load_format == "dummy":
         return DummyWeights(dtype, device)
 
     def on_bytes(read: int, total: int) -> None:
         progress("loading weights", read / max(total, 1))
 
-    return CheckpointWeights(config.model.folder, dtype, device, on_bytes)
+    weights = CheckpointWeights(config.model.folder, dtype, device, on_bytes)
+    form = weight_format(info.raw)
+    if form is None:
+        return weights
+    log.info("weights are %s in the checkpoint, and widened to %s as they come", form.name, dtype)
+    return QuantisedWeights(weights, form)
