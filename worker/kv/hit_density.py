@@ -21,6 +21,9 @@ LEVELS = 6
 # ages in half octaves, from a 32nd of the pool's size on
 AGES = 20
 YOUNGEST = 1 / 32
+# to an older queue at most, per block that falls idle: more than grow old in that time, so that none is late
+# for long, and few enough that no step waits
+MOVES = 32
 
 
 class HitDensity:
@@ -60,6 +63,8 @@ class HitDensity:
         self._doubling = doubling
         self._now = 0
         self._aged_at = 0
+        # queues not looked at yet, from the last one down
+        self._aging = 0
         self._names = [b""] * total
         self._reuses = [0] * total
         self._levels = [0] * total
@@ -98,6 +103,8 @@ class HitDensity:
             if self._watched[block]:
                 self._profile.idle(self._names[block], self._now, reuses)
         self._size += len(blocks)
+        if self._aging or self._now - self._aged_at >= self._ends[0]:
+            self._age(MOVES * (len(blocks) + 1))
         self._until_ranking -= len(blocks)
         if self._until_ranking <= 0:
             self._rank()
@@ -111,8 +118,6 @@ class HitDensity:
         self._size -= len(blocks)
 
     def evict(self, count: int) -> list[int]:
-        if self._now - self._aged_at >= self._ends[0]:
-            self._age()
         victims: list[int] = []
         while len(victims) < count:
             queue = self._queues[self._ranking[self._lowest]]
@@ -142,17 +147,28 @@ class HitDensity:
         self._queue_of[block] = queue
         self._lowest = min(self._lowest, self._rank_of[queue])
 
-    def _age(self) -> None:
-        """Move blocks that have grown older to the queue of their age; each moves `AGES` times at most."""
-        self._aged_at = self._now
-        for number, queue in enumerate(self._queues):
-            age = number % AGES
-            while queue and age < AGES - 1:
-                block = next(iter(queue))
-                if self._now - self._since[block] < self._ends[age]:
-                    break
-                del queue[block]
-                self._put(block, number + 1)
+    def _age(self, moves: int) -> None:
+        """Move blocks that have grown older to the queues of their age, oldest first, while `moves` last."""
+        if not self._aging:
+            self._aging, self._aged_at = len(self._queues), self._now
+        while self._aging and moves > 0:
+            number = self._aging - 1
+            moves -= self._age_queue(number, moves)
+            self._aging -= moves > 0
+
+    def _age_queue(self, number: int, moves: int) -> int:
+        """Returns how many blocks were moved, `moves` at most."""
+        queue, age = self._queues[number], number % AGES
+        moved = 0
+        while queue and age < AGES - 1 and moved < moves:
+            block = next(iter(queue))
+            grown = self._now - self._since[block]
+            if grown < self._ends[age]:
+                break
+            del queue[block]
+            self._put(block, number - age + min(bisect_right(self._ends, grown), AGES - 1))
+            moved += 1
+        return moved
 
     def _rank(self) -> None:
         """Order the queues by worth; of equals the less reused first, then the cheaper, then the older."""

@@ -114,3 +114,15 @@ def test_reuses_are_remembered_beyond_eviction() -> None:
     assert held is not None
     assert pool.find(once[0]) is None
     assert pool.find(again[7]) is not None
+
+
+def test_ages_are_caught_up_with_in_small_pieces() -> None:
+    """A pool that filled without evicting anything has all of its blocks in the queues of the young."""
+    policy = HitDensity(20_000)
+    for start in range(0, 20_000, 100):
+        blocks = list(range(start, start + 100))
+        for block in blocks:
+            policy.computed(block, Random(block).randbytes(16), 0)
+        policy.add(blocks)
+    late = [policy._now - policy._since[block] >= policy._ends[0] for block in policy._queues[0]]
+    assert sum(late) < 800
