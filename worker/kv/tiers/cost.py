@@ -35,5 +35,6 @@ class Link:
     @classmethod
     def measured(cls, one: float, many: float, size: int, count: int) -> Link:
         """From the seconds that one block of `size` bytes takes, and `count` of them in one transfer."""
-        per_block = max((many - one) / (count - 1), 0.1 * many / count, 1e-9)
+        # what looks like latency alone may be noise: never take more than half of the time for it
+        per_block = max((many - one) / (count - 1), 0.5 * many / count, 1e-9)
         return cls(max(one - per_block, 0.0), size / per_block)

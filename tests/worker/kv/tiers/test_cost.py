@@ -6,15 +6,15 @@ from decodefleet.worker.kv.tiers.cost import Link
 
 
 def test_measured_from_one_block_and_from_several() -> None:
-    link = Link.measured(one=0.0012, many=0.0010 + 8 * 0.0002, size=2000, count=8)
+    link = Link.measured(one=0.0005, many=0.0003 + 8 * 0.0002, size=2000, count=8)
     assert link.bytes_per_s == pytest.approx(2000 / 0.0002)
-    assert link.latency_s == pytest.approx(0.0010)
-    assert link.seconds(4000) == pytest.approx(0.0014)
+    assert link.latency_s == pytest.approx(0.0003)
+    assert link.seconds(4000) == pytest.approx(0.0007)
 
 
 def test_noise_in_the_measurement_gives_no_infinite_bandwidth() -> None:
     link = Link.measured(one=0.0020, many=0.0010, size=1000, count=8)
-    assert 0 < link.bytes_per_s <= 8 * 1000 / 0.0001
+    assert 0 < link.bytes_per_s <= 2 * 8 * 1000 / 0.0010
     assert link.latency_s >= 0
 
 
