@@ -174,6 +174,22 @@ app.command("plan", epilog=EPILOG)(with_flags(_plan, _plan_flags()))
 app.command("config", epilog=EPILOG)(with_flags(_config, _serve_flags()))
 
 
+@app.command()
+def models(
+    json_: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """List the built-in models, and the architectures that can be served."""
+    import json
+
+    from .models_view import OTHERS, models_json, models_tables
+
+    if json_:
+        print(json.dumps(models_json(), indent=2))
+        return
+    console = _console()
+    console.print(*models_tables(), OTHERS, sep="\n")
+
+
 def _bench_serve(**flags: Any) -> None:
     """Load any OpenAI-compatible server and report what its clients feel.
 

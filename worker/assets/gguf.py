@@ -17,14 +17,16 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from . import gguf_rope
 from .errors import ModelError
 from .gguf_architectures import ARCHITECTURES, GgufArchitecture
 from .gguf_tokenizer import write_tokenizer
 from .progress import ProgressSink
+from .rope import DEFAULT_THETA
 from .safetensors_file import write_safetensors
 
 # part of the name of converted folders: raise it when the same GGUF would come out differently
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 _MAGIC = b"GGUF"
 # rows are dequantised in slices of about this many fp32 values
@@ -51,9 +53,11 @@ def convert_gguf(source: Path, folder: Path, progress: ProgressSink) -> None:
             if metadata.architecture == _ENCODER
             else _USE_SAFETENSORS,
         )
-    tensors = {_checkpoint_name(source, architecture, t.name): t for t in reader.tensors}
+    factors = {t.name: t.data for t in reader.tensors if t.name in gguf_rope.TENSORS}
+    weights = (t for t in reader.tensors if t.name not in factors)
+    tensors = {_checkpoint_name(source, architecture, t.name): t for t in weights}
     _require_complete(metadata, architecture, tensors)
-    config = _config(metadata, architecture, tensors)
+    config = _config(metadata, architecture, tensors, factors)
     _write_json(folder / "config.json", config)
     eos = write_tokenizer(metadata.fields, folder)
     _write_json(folder / "generation_config.json", _generation_config(metadata, eos))
@@ -136,14 +140,21 @@ def _split_layer(name: str) -> tuple[str, str]:
 
 
 def _config(
-    metadata: _Metadata, architecture: GgufArchitecture, tensors: Mapping[str, gguf.ReaderTensor]
+    metadata: _Metadata,
+    architecture: GgufArchitecture,
+    tensors: Mapping[str, gguf.ReaderTensor],
+    factors: gguf_rope.Factors,
 ) -> dict[str, Any]:
     fields = metadata.fields
+    settings = architecture.complete(_settings(metadata, architecture))
+    head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+    theta = settings.get("rope_theta") or DEFAULT_THETA
+    scaling = gguf_rope.rope_scaling(metadata.source, metadata.find, factors, head_dim, theta)
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
-        **architecture.complete(_settings(metadata, architecture)),
-        "rope_scaling": _rope_scaling(metadata),
+        **settings,
+        "rope_scaling": scaling and {key: value for key, value in scaling.items() if value is not None},
         # the rows there are: vocabularies may be padded
         "vocab_size": int(tensors["model.embed_tokens.weight"].shape[-1]),
         "tie_word_embeddings": "lm_head.weight" not in tensors,
@@ -152,18 +163,6 @@ def _config(
         "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
     }
-
-
-def _rope_scaling(metadata: _Metadata) -> dict[str, Any] | None:
-    kind = metadata.find("rope.scaling.type")
-    if kind in (None, "none"):
-        return None
-    if kind == "linear":
-        return {"rope_type": kind, "factor": metadata.get("rope.scaling.factor")}
-    raise ModelError(
-        f"{metadata.source} scales its rotary embedding ({kind}), which cannot be converted.",
-        _USE_SAFETENSORS,
-    )
 
 
 def _settings(metadata: _Metadata, architecture: GgufArchitecture) -> dict[str, Any]:

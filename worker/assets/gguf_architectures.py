@@ -62,6 +62,18 @@ def _complete_llama(settings: Settings) -> Settings:
     return {**settings, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
+def _complete_phi3(settings: Settings) -> Settings:
+    head_dim = settings["hidden_size"] // settings["num_attention_heads"]
+    turning = settings["rope_dimensions"] or head_dim
+    return {
+        **{key: value for key, value in settings.items() if key != "rope_dimensions"},
+        "partial_rotary_factor": turning / head_dim,
+        # written as 0 where there is none
+        "sliding_window": settings["sliding_window"] or None,
+        "hidden_act": "silu",
+    }
+
+
 def _complete_gemma3(settings: Settings) -> Settings:
     """What llama.cpp knows of the family and does not write: scale of the scores, layers without window."""
     layers, pattern = settings["num_hidden_layers"], settings["sliding_window_pattern"] or 6
@@ -119,4 +131,69 @@ _GEMMA3 = GgufArchitecture(
     norm_offset=1.0,
 )
 
-ARCHITECTURES: Mapping[str, GgufArchitecture] = {"gemma3": _GEMMA3, "llama": _LLAMA}
+_QWEN2 = GgufArchitecture(
+    hf_class="Qwen2ForCausalLM",
+    model_type="qwen2",
+    config=_DECODER_SETTINGS,
+    optional=("attention.head_count_kv", "rope.freq_base"),
+    tensors={
+        **_DECODER_TENSORS,
+        "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+        "blk.{}.attn_q.bias": "model.layers.{}.self_attn.q_proj.bias",
+        "blk.{}.attn_k.bias": "model.layers.{}.self_attn.k_proj.bias",
+        "blk.{}.attn_v.bias": "model.layers.{}.self_attn.v_proj.bias",
+    },
+    complete=lambda settings: {**settings, "hidden_act": "silu", "use_sliding_window": False},
+)
+
+_QWEN3 = GgufArchitecture(
+    hf_class="Qwen3ForCausalLM",
+    model_type="qwen3",
+    config={**_DECODER_SETTINGS, "attention.key_length": "head_dim"},
+    optional=("attention.head_count_kv", "rope.freq_base"),
+    tensors={
+        **_DECODER_TENSORS,
+        "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+        "blk.{}.attn_q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
+        "blk.{}.attn_k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
+    },
+    complete=lambda settings: {**settings, "hidden_act": "silu", "use_sliding_window": False},
+)
+
+_PHI3 = GgufArchitecture(
+    hf_class="Phi3ForCausalLM",
+    model_type="phi3",
+    config={
+        **_DECODER_SETTINGS,
+        "attention.sliding_window": "sliding_window",
+        "rope.dimension_count": "rope_dimensions",
+        "rope.scaling.original_context_length": "original_max_position_embeddings",
+    },
+    optional=(
+        "attention.head_count_kv",
+        "attention.sliding_window",
+        "rope.freq_base",
+        "rope.dimension_count",
+        "rope.scaling.original_context_length",
+    ),
+    tensors={
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+        "blk.{}.attn_norm.weight": "model.layers.{}.input_layernorm.weight",
+        "blk.{}.attn_qkv.weight": "model.layers.{}.self_attn.qkv_proj.weight",
+        "blk.{}.attn_output.weight": "model.layers.{}.self_attn.o_proj.weight",
+        "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+        "blk.{}.ffn_up.weight": "model.layers.{}.mlp.gate_up_proj.weight",
+        "blk.{}.ffn_down.weight": "model.layers.{}.mlp.down_proj.weight",
+    },
+    complete=_complete_phi3,
+)
+
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "gemma3": _GEMMA3,
+    "llama": _LLAMA,
+    "phi3": _PHI3,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+}

@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from .errors import ModelError
 from .gguf_sentencepiece import TokenType, sentencepiece_tokenizer
@@ -31,12 +40,36 @@ def _digits_then_byte_level() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
 
 
+def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    """As GPT-4 splits text (cl100k), with so many digits together."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        rf"\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+    def split() -> pre_tokenizers.PreTokenizer:
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    return split
+
+
 # as llama.cpp splits them (its table of pre-tokenizers)
 _SPLITS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _byte_level,
     "smollm": _digits_then_byte_level,
     "starcoder": _digits_then_byte_level,
+    "llama-bpe": _words("{1,3}"),
+    "qwen2": _words(""),
 }
+# whose tokenizers take a word that is a token as it is, whatever the merges would make of it
+_WHOLE_WORDS = ("llama-bpe",)
+# whose tokenizers compose characters first
+_COMPOSED = ("qwen2",)
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> list[int]:
@@ -97,7 +130,11 @@ def _byte_level_tokenizer(fields: Mapping[str, Any], tokens: list[str]) -> Token
             _USE_ORIGINAL,
         )
     merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges") or []]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    whole_words = split in _WHOLE_WORDS
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words))
+    if split in _COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _SPLITS[split]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
