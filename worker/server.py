@@ -55,6 +55,7 @@ class WorkerServer:
         self._step = 0
         self._step_began: float | None = None
         self._stopping: str | None = None
+        self._deadline: threading.Timer | None = None
 
     @property
     def endpoint(self) -> str:
@@ -79,6 +80,8 @@ class WorkerServer:
             self._links.close()
             if engine is not None:
                 engine.close()
+            if self._deadline is not None:
+                self._deadline.cancel()
         return 0
 
     def stop(self, reason: str = "worker is shutting down") -> None:
@@ -87,9 +90,9 @@ class WorkerServer:
     def lose_rank(self, reason: str) -> None:
         """From any thread: the engine computes no more. Where it hangs, the process ends all the same."""
         self._links.inbox.put(RankGone(reason))
-        end = threading.Timer(LAST_WORDS_S, os._exit, (1,))
-        end.daemon = True
-        end.start()
+        self._deadline = threading.Timer(LAST_WORDS_S, os._exit, (1,))
+        self._deadline.daemon = True
+        self._deadline.start()
 
     def _turn(self, engine: EngineLike) -> None:
         """Take what came, end what is late, compute one step, and send its tokens."""

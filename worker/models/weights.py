@@ -5,6 +5,7 @@ Never pickle. Knows nothing of architectures.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -18,6 +19,9 @@ from ..assets.checkpoint import tensor_index
 from ..assets.errors import ModelError
 from ..assets.quantised import SUPPORTED
 from ..parallel.shard import Part
+
+# read between two of the C library's clean-ups
+TRIM_BYTES = 32 << 20
 
 _FLOATS = ("BF16", "F16", "F32")
 
@@ -52,9 +56,9 @@ class CheckpointWeights:
         self._on_bytes = on_bytes
         self._index = tensor_index(folder)
         self._total = sum(entry.nbytes for entry in self._index.values())
-        self._passed = 0
+        self._passed = self._untrimmed = 0
         self.nbytes = 0
-        self._files: dict[Path, Any] = {}
+        self._file: tuple[Path, Any] | None = None
 
     def has(self, name: str) -> bool:
         return name in self._index
@@ -90,6 +94,7 @@ class CheckpointWeights:
                 f"{', '.join(_FLOATS)} can be loaded.",
                 f"Serve the unquantised checkpoint, or one in these forms: {SUPPORTED}.",
             )
+        self._trim(entry.nbytes)
         tensor = self._slice(entry.file, name, part)
         self.nbytes += tensor.nbytes
         self._passed += entry.nbytes
@@ -105,10 +110,18 @@ class CheckpointWeights:
             tensor = self._open(path).get_slice(name)[span]
         return tensor
 
+    def _trim(self, nbytes: int) -> None:
+        """Give back to the system what temporaries left: splintered by small objects, it serves no others."""
+        self._untrimmed += nbytes
+        if self._untrimmed > TRIM_BYTES:
+            self._untrimmed = 0
+            _malloc_trim(0)
+
     def _open(self, path: Path) -> Any:
-        if path not in self._files:
-            self._files[path] = safe_open(path, framework="pt")
-        return self._files[path]
+        # one at a time: pages of a mapped file count as ours for as long as it is open
+        if self._file is None or self._file[0] != path:
+            self._file = path, safe_open(path, framework="pt")
+        return self._file[1]
 
 
 class DummyWeights:
@@ -133,3 +146,11 @@ class DummyWeights:
 def whole_shape(shape: tuple[int, ...], part: Part | None) -> tuple[int, ...]:
     """The shape of the tensor that a part of this shape is taken from."""
     return shape if part is None else (*shape[: part.axis], part.whole, *shape[part.axis + 1 :])
+
+
+def _no_trim(_pad: int) -> int:
+    return 0
+
+
+# not every C library has it
+_malloc_trim: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", _no_trim)
