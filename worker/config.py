@@ -154,7 +154,7 @@ class FollowerConfig(Frozen):
     engine: EngineConfig
     rank: int = Field(ge=1, description="of engine.runner.tensor_parallel_size")
     max_len: int = Field(ge=1, description="tokens of a sequence at most")
-    store: Path = Field(description="file by which the ranks find each other")
+    store: Path = Field(description="file by which the ranks find each other, open in all of them")
 
 
 class FakeConfig(Frozen):

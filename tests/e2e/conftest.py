@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -143,9 +144,22 @@ class Stack:
 @pytest.fixture(scope="session")
 def make_stack(smollm2: Path) -> Iterator[Callable[..., Stack]]:
     """Starts servers; all of them are stopped at the end."""
+    with _stacks(smollm2) as make:
+        yield make
+
+
+@pytest.fixture
+def make_brief_stack(smollm2: Path) -> Iterator[Callable[..., Stack]]:
+    """The same, stopped at the end of the test."""
+    with _stacks(smollm2) as make:
+        yield make
+
+
+@contextmanager
+def _stacks(default: Path) -> Iterator[Callable[..., Stack]]:
     stacks: list[Stack] = []
 
-    def make(workers: int = 1, folder: Path = smollm2, **options: Any) -> Stack:
+    def make(workers: int = 1, folder: Path = default, **options: Any) -> Stack:
         stack = Stack(folder, workers, **options)
         stacks.append(stack)
         stack.start()

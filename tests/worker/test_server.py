@@ -401,6 +401,22 @@ def test_a_broken_engine_ends_the_process_with_a_reason(make_worker: Callable[..
     assert worker.end() == 1
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_lost_rank_ends_the_process_with_a_reason(make_worker: Callable[..., Worker], busy: bool) -> None:
+    worker = make_worker()
+    worker.ready()
+    router = worker.router()
+    if busy:
+        router.send(worker.submit("victim", params=LONG))
+        router.wait(StepOutput)
+    worker.server.lose_rank("rank 1 of the model ended with SIGKILL")
+    if busy:
+        last = router.deltas("victim")[-1]
+        assert (last.finish_reason, last.error) == ("error", "a rank of the worker was lost")
+    assert worker.supervisor.wait(Failed).message == "rank 1 of the model ended with SIGKILL"
+    assert worker.end() == 1
+
+
 def test_an_engine_that_cannot_be_built_says_why(make_worker: Callable[..., Worker]) -> None:
     def build(*_: Any) -> EngineLike:
         raise ValueError("no such model")

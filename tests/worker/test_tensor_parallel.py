@@ -24,8 +24,16 @@ from decodefleet.worker.sampling_params import SamplingParams
 
 # of a log-probability in fp32: terms of sums are added in another order
 TOLERANCE = 1e-3
-# ranks on 4 heads and 2 KV heads, then on 2 heads and 1
-CASES = [("llama", 2, {}), ("llama", 4, {}), ("gemma3", 2, {}), ("phi3", 2, {"async_scheduling": True})]
+# the Llama has 4 heads and 2 KV heads, the others 2 and 1
+CASES: list[tuple[str, int, dict[str, Any]]] = [
+    ("llama", 2, {}),
+    ("llama", 4, {}),
+    ("gemma3", 2, {}),
+    ("phi3", 2, {"async_scheduling": True}),
+    ("qwen2", 2, {}),
+    ("qwen3", 2, {}),
+    ("qwen3-moe", 2, {}),
+]
 
 
 def write(folder: Path, model: str = "llama") -> Path:
@@ -38,13 +46,13 @@ def write(folder: Path, model: str = "llama") -> Path:
 
 @contextmanager
 def engine_of(folder: Path, ranks: int, **options: Any) -> Iterator[Engine]:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in psutil.Process().children()}
     engine = make_engine(folder, blocks=96, tensor_parallel_size=ranks, **options)
     try:
         yield engine
     finally:
         engine.close()
-        left = {child.pid for child in psutil.Process().children(recursive=True)}
+        left = {child.pid for child in psutil.Process().children()}
         assert left <= before, "a rank outlived its engine"
 
 
@@ -138,7 +146,5 @@ def test_what_ranks_cannot_do_is_said_before_they_start(
 
 def _ranks() -> list[psutil.Process]:
     return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "decodefleet.worker.follower" in child.cmdline()
+        child for child in psutil.Process().children() if "decodefleet.worker.follower" in child.cmdline()
     ]

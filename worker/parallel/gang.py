@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,8 +55,9 @@ class Gang:
 
     def __init__(self, config: EngineConfig, max_len: int, on_loss: OnLoss = ignore_loss) -> None:
         """Starts the processes; returns when all have come to life. Raises ModelError where one does not."""
-        self._folder = tempfile.TemporaryDirectory(prefix="decodefleet-ranks-")
-        self.store = Path(self._folder.name) / "store"
+        # a file without a name, that the followers inherit under the same number
+        self._store = os.memfd_create("decodefleet-store")
+        self.store = Path(f"/proc/self/fd/{self._store}")
         self._on_loss = on_loss
         self._closing = threading.Event()
         self._sockets: list[socket.socket] = []
@@ -65,9 +65,8 @@ class Gang:
         memory = make_memory()
         try:
             for rank in range(1, config.runner.tensor_parallel_size):
-                self._start(
-                    FollowerConfig(engine=config, rank=rank, max_len=max_len, store=self.store), memory
-                )
+                own = FollowerConfig(engine=config, rank=rank, max_len=max_len, store=self.store)
+                self._start(own, memory)
             self._hear_all()
             self._sender = Sender(memory, self._sockets)
         except BaseException:
@@ -105,14 +104,18 @@ class Gang:
         self._sockets.append(ours)
         with theirs:
             command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(memory)]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), memory))
+            inherited = theirs.fileno(), memory, self._store
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited)
         self._processes.append(process)
         ours.send(config.model_dump_json().encode())
 
     def _hear_all(self) -> None:
         for rank, each in enumerate(self._sockets, start=1):
+            patience = each.gettimeout()
+            # loading takes as long as it takes; a rank that ends meanwhile closes its socket
             each.settimeout(None)
             words = each.recv(MESSAGE_BYTES)
+            each.settimeout(patience)
             if not words:
                 raise ModelError(
                     f"Rank {rank} of the model {_end_of(self._processes[rank - 1])} while it was loading.",
@@ -141,7 +144,7 @@ class Gang:
                 process.wait(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.wait()
-        self._folder.cleanup()
+        os.close(self._store)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:
