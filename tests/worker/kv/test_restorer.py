@@ -249,6 +249,17 @@ def test_a_tier_that_does_not_answer_is_given_up_and_its_blocks_come_back_late()
     assert setup.pool.available == setup.pool.total
 
 
+def test_a_process_that_was_frozen_does_not_blame_its_tiers() -> None:
+    setup = Setup()
+    seq = setup.add(fill_and_forget(setup))
+    setup.step()
+    # SIGSTOP, a minute, SIGCONT
+    setup.tiers._loader._looked -= 60.0
+    setup.step()
+    setup.run()
+    assert seq.cached_tokens == 20
+
+
 def test_the_kv_of_a_preempted_sequence_comes_back_with_its_last_tokens() -> None:
     setup = Setup(blocks=13)
     old, new = setup.add(prompt(1, 20), output=20), setup.add(prompt(2, 17), output=20)

@@ -26,8 +26,10 @@ from .tier import Tier
 
 # blocks of one job: few, so that jobs of one sequence run beside each other
 BATCH = 4
-# without the end of any job of a tier that has jobs
+# without the end of any job of a tier that has jobs; at most so much of it between two looks, since a process
+# that was frozen has not waited
 PATIENCE_S = 20.0
+MOST_WAITED_S = 5.0
 # that the engine stands still for copies whose sequence is gone, where it is short of memory
 RECLAIM_S = 1.0
 
@@ -100,6 +102,7 @@ class Loader:
         on_arrival: Callable[[bytes, bool], None] | None,
     ) -> None:
         self.patience_s = PATIENCE_S
+        self._looked = time.perf_counter()
         self._on_arrival = on_arrival
         self._pool = pool
         self._copies = copies
@@ -120,8 +123,11 @@ class Loader:
 
     def check_progress(self) -> None:
         """A tier that has not answered for long is given up. Its loads keep their blocks until it does."""
+        now = time.perf_counter()
+        waited, self._looked = min(now - self._looked, MOST_WAITED_S), now
         for tier, burst in self._bursts.items():
-            if burst.jobs and time.perf_counter() - burst.last_news > self.patience_s:
+            burst.waited_s += waited
+            if burst.jobs and burst.waited_s > self.patience_s:
                 tier.fail(TimeoutError(f"it has not answered for {self.patience_s:g} s"))
 
     @property
@@ -183,7 +189,7 @@ class Loader:
     def _start_job(self, job: _Job, fence: Fence) -> None:
         source, burst = self._sources[job.tier], self._bursts[job.tier]
         if not burst.jobs:
-            burst.last_news = time.perf_counter()
+            burst.waited_s = 0.0
         burst.jobs += 1
         blocks = [load.block for load in job.loads]
         for load in job.loads:
@@ -200,7 +206,7 @@ class Loader:
         job.ended = True
         tier, burst = job.tier, self._bursts[job.tier]
         burst.jobs -= 1
-        burst.last_news = time.perf_counter()
+        burst.waited_s = 0.0
         arrived = [False] * len(job.loads)
         if isinstance(outcome, _Moved):
             arrived = outcome.arrived
@@ -275,7 +281,7 @@ class _Burst:
 
     def __init__(self) -> None:
         self.jobs = self._size = 0
-        self.last_news = 0.0
+        self.waited_s = 0.0
         self._began, self._ended = float("inf"), 0.0
 
     def note(self, moved: _Moved, size: int) -> None:

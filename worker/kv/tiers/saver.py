@@ -161,7 +161,9 @@ class Saver:
 
     def _copied(self, entries: list[Entry], blocks: list[int], outcome: BaseException | None) -> None:
         for block in blocks:
-            self._copying.pop(block, None)
+            # a later copy of the same block may have been started before this one's end was noticed
+            if block in self._copying and self._copying[block].done():
+                del self._copying[block]
         self._saved(entries, entries, outcome)
 
     def _saved(self, entries: list[Entry], public: list[Entry], outcome: BaseException | None) -> None:
