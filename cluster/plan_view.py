@@ -25,6 +25,7 @@ from decodefleet.worker.assets.plan import (
     parameters,
 )
 from decodefleet.worker.assets.progress import ProgressSink
+from decodefleet.worker.assets.quantised import weight_format
 from decodefleet.worker.assets.resolve import resolve_model
 from decodefleet.worker.assets.speed import disk_bytes_per_s, memory_bytes_per_s
 from decodefleet.worker.config import BatchConfig, CacheConfig, ModelOptions
@@ -108,7 +109,9 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
     ranks, size = options.tensor_parallel_size, DTYPE_BYTES[dtype]
     cache, block = options.cache, options.cache.block_size
     per_token = kv_bytes_per_token(info, size, ranks, cache.kv_cache_dtype)
-    stored = _stored_weights(folder) if wanted == "auto" else None
+    # quantised checkpoints are widened while they load
+    as_stored = wanted == "auto" and weight_format(info.raw) is None
+    stored = _stored_weights(folder) if as_stored else None
     weights = -(-(stored or parameters(info) * size) // ranks)
     place, usable = _memory(options)
     pool = max(0, usable - weights) if usable is not None else int(cache.cpu_kv_cache_gib * GIB)

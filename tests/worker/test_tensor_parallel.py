@@ -33,6 +33,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("qwen2", 2, {}),
     ("qwen3", 2, {}),
     ("qwen3-moe", 2, {}),
+    ("mixtral", 2, {}),
 ]
 
 

@@ -9,10 +9,11 @@ from ..config import KvCacheDtype
 from ..kv.groups import KvGroups, layer_rules
 from .checkpoint import ModelInfo
 from .errors import ModelError
+from .experts import mixture
 
 SCALE_BYTES = 4
 # of queries and of keys
-_HEAD_NORMS = ("Gemma3ForCausalLM", "Qwen3ForCausalLM")
+_HEAD_NORMS = ("Gemma3ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,6 @@ def parameters(info: ModelInfo) -> int:
     """Weights of a decoder as its config describes it; biases are not counted."""
     q_width, kv_width = info.heads * info.head_dim, info.kv_heads * info.head_dim
     attention = info.hidden_size * (2 * q_width + 2 * kv_width)
-    mlp = 3 * info.hidden_size * info.intermediate_size
     norms = 2 * info.hidden_size
     if info.architecture == "Gemma3ForCausalLM":
         # behind each half as before it
@@ -56,18 +56,32 @@ def parameters(info: ModelInfo) -> int:
     if info.architecture in _HEAD_NORMS:
         norms += 2 * info.head_dim
     embeddings = info.vocab_size * info.hidden_size * (1 if info.tie_word_embeddings else 2)
-    return embeddings + info.layers * (attention + mlp + norms) + info.hidden_size
+    mlps = _mlp_weights(info, met_only=False)
+    return embeddings + mlps + info.layers * (attention + norms) + info.hidden_size
+
+
+def _mlp_weights(info: ModelInfo, *, met_only: bool) -> int:
+    """Of all layers. met_only: of experts, as many as a token meets."""
+    found = mixture(info)
+    dense = info.layers if found is None else info.layers - len(found.layers)
+    weights = dense * 3 * info.hidden_size * info.intermediate_size
+    if found is not None:
+        experts = found.choices if met_only else found.experts
+        each = 3 * info.hidden_size * found.inner
+        weights += len(found.layers) * (experts * each + found.experts * info.hidden_size)
+    return weights
 
 
 def attention_doubling(info: ModelInfo) -> float:
     """Tokens of context at which attending to them takes as much arithmetic as the weights of the layers.
 
-    2 · parameters against 4 · heads · head_dim · context for each layer that sees all of the past; infinite
-    where none does.
+    2 · parameters (of experts, those that a token meets) against 4 · heads · head_dim · context for each
+    layer that sees all of the past; infinite where none does.
     """
     embeddings = info.vocab_size * info.hidden_size * (1 if info.tie_word_embeddings else 2)
     per_token = 2 * info.layer_windows.count(None) * info.heads * info.head_dim
-    return (parameters(info) - embeddings) / per_token if per_token else inf
+    idle = _mlp_weights(info, met_only=False) - _mlp_weights(info, met_only=True)
+    return (parameters(info) - idle - embeddings) / per_token if per_token else inf
 
 
 def kv_groups(info: ModelInfo, window: int | None = None, sinks: int = 0) -> KvGroups:

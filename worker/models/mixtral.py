@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..assets.checkpoint import ModelInfo
+from ..assets.experts import mixture
 from ..layers.linear import LinearOptions
 from .llama import LlamaModel, Mlp
 from .sparse_mlp import ExpertNames, SparseMlp
@@ -15,4 +16,6 @@ class MixtralModel(LlamaModel):
     """Token ids in, logits out."""
 
     def make_mlp(self, info: ModelInfo, layer: int, weights: Weights, linear: LinearOptions) -> Mlp:
-        return SparseMlp(info, layer, weights, linear, NAMES, info.intermediate_size, renormalise=True)
+        found = mixture(info)
+        assert found is not None
+        return SparseMlp(info, layer, weights, linear, NAMES, found, renormalise=True)

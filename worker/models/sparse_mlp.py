@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
+from ..assets.experts import Mixture
 from ..layers.experts import Experts, RouterOptions
 from ..layers.linear import LinearOptions
 from ..layers.norm import RmsNorm
@@ -26,7 +27,7 @@ class ExpertNames:
 
 
 class SparseMlp:
-    """inner: width of an expert, as much as this rank has of it."""
+    """renormalise: as for `ops.route`."""
 
     def __init__(
         self,
@@ -35,51 +36,33 @@ class SparseMlp:
         weights: Weights,
         linear: LinearOptions,
         names: ExpertNames,
-        inner: int,
+        mixture: Mixture,
+        *,
         renormalise: bool,
     ) -> None:
-        prefix, hidden = f"model.layers.{layer}", info.hidden_size
-        self.norm = RmsNorm(
-            weights.take(f"{prefix}.post_attention_layernorm.weight", hidden), info.rms_norm_eps
-        )
-        router = _router(info, renormalise)
-        block = f"{prefix}.{names.block}"
-        rows, columns = (linear.ranks.shard.part(axis, inner) for axis in (0, 1))
-        gate_up = (
-            torch.cat(
-                [
-                    weights.take(f"{block}.experts.{e}.{name}.weight", inner, hidden, part=rows)
-                    for name in (names.gate, names.up)
-                ]
+        prefix, hidden, shard = f"model.layers.{layer}", info.hidden_size, linear.ranks.shard
+        inner, rest = divmod(mixture.inner, shard.size)
+        if rest:
+            raise ModelError(
+                f"Experts of {mixture.inner} numbers cannot be divided among {shard.size} ranks.",
+                "Choose a tensor-parallel size that divides it.",
             )
-            for e in range(router.experts)
-        )
-        down = (
-            weights.take(f"{block}.experts.{e}.{names.down}.weight", hidden, inner, part=columns)
-            for e in range(router.experts)
-        )
-        gate_ED = weights.take(f"{block}.gate.weight", router.experts, hidden)
-        self.experts = Experts(gate_ED, gate_up, down, router, linear)
+        norm = weights.take(f"{prefix}.post_attention_layernorm.weight", hidden)
+        self.norm = RmsNorm(norm, info.rms_norm_eps)
+        block = f"{prefix}.{names.block}"
+        rows, columns = (shard.part(axis, inner) for axis in (0, 1))
+
+        def gate_up(expert: int) -> Tensor:
+            matrices = (f"{block}.experts.{expert}.{name}.weight" for name in (names.gate, names.up))
+            return torch.cat([weights.take(name, inner, hidden, part=rows) for name in matrices])
+
+        def down(expert: int) -> Tensor:
+            return weights.take(f"{block}.experts.{expert}.{names.down}.weight", hidden, inner, part=columns)
+
+        router_ED = weights.take(f"{block}.gate.weight", mixture.experts, hidden)
+        options = RouterOptions(mixture.experts, mixture.choices, renormalise)
+        every = range(mixture.experts)
+        self.experts = Experts(router_ED, map(gate_up, every), map(down, every), options, linear)
 
     def __call__(self, x_TD: Tensor | None, residual_TD: Tensor) -> Tensor | None:
         return self.experts.add_to(self.norm(x_TD, residual_TD), residual_TD)
-
-
-def number_of(info: ModelInfo, *keys: str) -> int:
-    """The first of these keys that config.json has. Raises ModelError for anything but a positive integer."""
-    value = next((info.raw[key] for key in keys if info.raw.get(key) is not None), None)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(
-            f"config.json: {keys[0]} must be a positive integer, not {value!r}.", "Fetch this file again."
-        )
-    return value
-
-
-def _router(info: ModelInfo, renormalise: bool) -> RouterOptions:
-    experts = number_of(info, "num_experts", "num_local_experts")
-    choices = number_of(info, "num_experts_per_tok")
-    if choices > experts:
-        raise ModelError(
-            f"config.json lets a token meet {choices} of {experts} experts.", "Fetch this file again."
-        )
-    return RouterOptions(experts, choices, renormalise)

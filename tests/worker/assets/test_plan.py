@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_families import write_family
 
 from decodefleet.kernels.ops import KvLayout
 from decodefleet.worker.assets.checkpoint import read_config, weight_bytes
 from decodefleet.worker.assets.errors import ModelError
+from decodefleet.worker.assets.experts import Mixture, mixture
 from decodefleet.worker.assets.plan import (
     Capacity,
     attention_doubling,
@@ -34,6 +36,27 @@ def test_the_real_hybrid_model(gemma3_270m: Path) -> None:
     info = read_config(gemma3_270m)
     assert kv_bytes_per_token(info, 2) == 2 * 18 * 1 * 256 * 2
     assert parameters(info) * 2 == weight_bytes(gemma3_270m)
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "qwen3-moe", "mixtral", "phi3"])
+def test_weights_of_the_families(tmp_path: Path, family: str) -> None:
+    folder = write_family(tmp_path, family)
+    assert parameters(read_config(folder)) * 2 == weight_bytes(folder)
+
+
+def test_a_token_computes_with_the_experts_it_meets(tmp_path: Path) -> None:
+    folder = write_family(tmp_path, "mixtral")
+    info = read_config(folder)
+    assert mixture(info) == Mixture(experts=4, choices=2, inner=96, layers=frozenset({0, 1}))
+    others = 2 * 2 * 3 * 64 * 96
+    embeddings = 2 * info.vocab_size * info.hidden_size
+    assert attention_doubling(info) == (parameters(info) - embeddings - others) / (2 * 2 * 2 * 32)
+
+
+def test_more_choices_than_experts_are_refused(make_folder: MakeFolder) -> None:
+    changes = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 3}
+    with pytest.raises(ModelError, match="3 of 2 experts"):
+        mixture(read_config(make_folder(**changes)))
 
 
 def test_an_8b_model_has_2_mib_per_block(make_folder: MakeFolder) -> None:
