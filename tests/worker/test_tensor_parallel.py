@@ -28,6 +28,7 @@ TOLERANCE = 1e-3
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("llama", 2, {}),
     ("llama", 4, {}),
+    ("llama", 2, {"kv_cache_dtype": "int8", "tiers": {"window": 64, "attention_sinks": 4}}),
     ("gemma3", 2, {}),
     ("phi3", 2, {"async_scheduling": True}),
     ("qwen2", 2, {}),
@@ -40,8 +41,9 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
 def write(folder: Path, model: str = "llama") -> Path:
     if model == "gemma3":
         return write_tiny_gemma3(folder, dtype=torch.float32)
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(**{**SHAPE, **heads}) if model == "llama" else FAMILIES[model]()
+    # of one token more than ranks can share evenly
+    llama = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB + 1}
+    config = LlamaConfig(**{**SHAPE, **llama}) if model == "llama" else FAMILIES[model]()
     return write_random(folder, config, torch.float32)
 
 
@@ -86,12 +88,12 @@ def entries(outcome: Outcome) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("model", "ranks", "runner"), CASES, ids=lambda value: str(value))
-def test_ranks_agree_with_one(tmp_path: Path, model: str, ranks: int, runner: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model", "ranks", "options"), CASES, ids=lambda value: str(value))
+def test_ranks_agree_with_one(tmp_path: Path, model: str, ranks: int, options: dict[str, Any]) -> None:
     folder = write(tmp_path, model)
-    with engine_of(folder, 1) as single:
+    with engine_of(folder, 1, **options) as single:
         wanted = run(single, alone=False)
-    with engine_of(folder, ranks, **runner) as engine:
+    with engine_of(folder, ranks, **options) as engine:
         got = run(engine, alone=False)
         # from the cache for the most part: a hit is a hit on all ranks
         hits = engine.stats().prefix_hit_tokens

@@ -6,9 +6,8 @@ waiting for the device. Knows sequences only to read their tokens, blocks and pa
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Sequence as Rows
 
-import numpy as np
 import torch
 
 from decodefleet.kernels import ops
@@ -26,9 +25,9 @@ from .block_tables import BlockTables
 from .device import meet
 from .rank_model import RankModel
 from .sampler import SampleFields, Sampler, sample_rows, sampled_rows
-from .scoring import score_prompts, scored_tokens
+from .scoring import joined, score_prompts, scored_spans, scored_tokens
 from .step import PendingStep
-from .step_arrays import StepArrays, spans
+from .step_arrays import StepArrays, pairs
 
 
 class ModelRunner:
@@ -100,14 +99,14 @@ class ModelRunner:
         input, though the host has yet to read it."""
         chunks = plan.chunks
         rows = sample_rows(chunks)
-        step = self._lay_out(plan, len(rows))
+        wanted = [scored_tokens(chunk) for chunk in chunks]
+        step = self._lay_out(plan, len(rows), wanted)
         if self._gang is not None:
             numbers, arrays = step.pack()
             self._gang.send([Order.STEP, *numbers], arrays)
-        targets = np.array([token for chunk in chunks for token in scored_tokens(chunk)], dtype=np.int64)
-        ran = self.rank.run(step, [targets, *self._sampler.lay_out(chunks, rows)])
+        ran = self.rank.run(step, [joined(wanted), *self._sampler.lay_out(chunks, rows)])
         targets_G, *sampling = ran.extras
-        scored = score_prompts(self.rank.scored_logits(step, ran), chunks, targets_G)
+        scored = score_prompts(self.rank.scored_logits(step, ran), chunks, wanted, targets_G)
         # a step in the middle of prompts samples for nobody
         tokens_R, reported = targets_G[:0], None
         if rows:
@@ -117,14 +116,12 @@ class ModelRunner:
         self._previous = PendingStep([row.seq for row in rows], tokens_R, reported, scored)
         return self._previous
 
-    def _lay_out(self, plan: StepPlan, samples: int) -> StepArrays:
+    def _lay_out(self, plan: StepPlan, samples: int, scored: Rows[list[int]]) -> StepArrays:
         chunks = plan.chunks
         known = {} if self._previous is None else self._previous.row_of
         batch, feed = lay_out(chunks, self._tables, self.block_size, known)
         max_query = max(chunk.count for chunk in chunks)
         bucket = self.rank.bucket_of(batch, max_query)
-        firsts = accumulate((chunk.count for chunk in chunks), initial=0)
-        scored = [(first, len(scored_tokens(chunk))) for first, chunk in zip(firsts, chunks, strict=False)]
         return StepArrays(
             batch=batch if bucket is None else self.rank.padded(batch, bucket),
             bucket=bucket,
@@ -133,9 +130,9 @@ class ModelRunner:
             decodes=leading_decodes(chunks),
             samples=samples,
             feed_2F=feed,
-            copies_2C=np.array(plan.copies, dtype=np.int64).reshape(-1, 2).T.copy(),
+            copies_2C=pairs(plan.copies),
             hidden_S=sampled_rows(chunks),
-            scored_S2=spans([span for span in scored if span[1]]),
+            scored_S2=scored_spans(chunks, scored),
         )
 
     def _tell(self, order: Order, *numbers: int) -> None:

@@ -66,6 +66,9 @@ class StepArrays:
         )
 
 
-def spans(counts: Rows[tuple[int, int]]) -> Array:
-    """int64 [n, 2] of (first row, rows)."""
-    return np.array(counts, dtype=np.int64).reshape(-1, 2)
+def pairs(values: Rows[tuple[int, int]]) -> Array:
+    """int64 [2, n]; mostly there are none, and one empty array does for all."""
+    return np.array(values, dtype=np.int64).T.copy() if values else _NO_PAIRS
+
+
+_NO_PAIRS = np.zeros((2, 0), dtype=np.int64)
