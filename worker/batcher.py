@@ -150,13 +150,17 @@ class Batcher:
                 self._suspend(seq)
 
     def _prefill_beside(self, decoding: list[Sequence]) -> int:
-        """Tokens of prefill that may share a step with these; always some, so that nothing starves."""
+        """Tokens of prefill that may share a step with these.
+
+        They get as much of it as the decodes take, however slow these are: prompts that crawl would cost more
+        than a target that is missed anyway.
+        """
         step, target = self.step_time, self.config.itl_target_ms / 1000
         if step is None or not target or not step.prefill_token:
             return self.config.max_num_batched_tokens
         kv_tokens = sum(seq.computed for seq in decoding)
-        spare = target - step.seconds(0, kv_tokens, len(decoding))
-        return max(int(spare / step.prefill_token), self.kv.block_size)
+        taken = step.seconds(0, kv_tokens, len(decoding))
+        return max(int(max(target - taken, taken) / step.prefill_token), self.kv.block_size)
 
     def _preempt(self, seq: Sequence) -> None:
         self.preemptions += 1

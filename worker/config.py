@@ -113,7 +113,7 @@ class BatchConfig(Frozen):
     itl_target_ms: float = Field(
         75.0,
         ge=0,
-        description="prefill chunks beside decodes are cut so that a step should take no longer; 0: are not",
+        description="prefill beside decodes is cut so that a step takes no longer, or to half of it; 0: is not cut",
     )
     max_waiting: int = Field(1024, ge=1, description="requests that may wait in the worker before it refuses")
 

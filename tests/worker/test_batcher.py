@@ -110,6 +110,9 @@ def test_beside_decodes_prefill_is_cut_to_what_the_target_leaves() -> None:
         plan = batcher.plan()
         assert [chunk.count for chunk in plan.chunks] == [1, 1, expected]
         run(batcher, plan)
+    # steps that miss the target by decodes alone: half of them is for prefill
+    batcher.step_time = StepTime(base=0.105, prefill_token=0.0099, kv_token=0.0, sequence=0.0)
+    assert [chunk.count for chunk in batcher.plan().chunks] == [1, 1, 10]
     assert finish(batcher)
 
 
