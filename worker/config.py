@@ -113,7 +113,7 @@ class BatchConfig(Frozen):
     itl_target_ms: float = Field(
         75.0,
         ge=0,
-        description="prefill beside decodes is cut so that a step takes no longer, or to half of it; 0: is not cut",
+        description="prefill beside decodes is cut for steps to take no longer, or to half of them; 0: off",
     )
     max_waiting: int = Field(1024, ge=1, description="requests that may wait in the worker before it refuses")
 
