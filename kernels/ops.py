@@ -18,7 +18,6 @@ from .cpu.recording import Memory as RecordingMemory
 from .cpu.recording import can_record, record
 from .kv_cache import reference as kv_reference
 from .kv_cache.layout import KvCache, KvLayout
-from .kv_cache.reference import store_kv
 from .linear.prepared import Prepared, Quantization, apply_linear, prepare_linear
 from .logprobs import reference as logprobs_reference
 from .logprobs.reference import Logprobs
@@ -32,9 +31,8 @@ from .penalties import reference as penalties_reference
 from .rms_norm import reference as rms_reference
 from .rotary import cpu as rotary_cpu
 from .rotary import reference as rotary_reference
-from .rotary.reference import rotary
 from .sampling import cpu as sampling_cpu
-from .sampling.reference import apply_penalties, filter_logits, gumbel_noise, sample_reference
+from .sampling.reference import sample_reference
 from .sampling.seeds import child_seed
 from .silu_mul import reference as gate_reference
 
@@ -52,7 +50,6 @@ __all__ = [
     "Routing",
     "add_rms_norm_",
     "angles",
-    "apply_penalties",
     "argmax",
     "can_record",
     "child_seed",
@@ -60,10 +57,8 @@ __all__ = [
     "cpu_status",
     "embed",
     "experts_add_",
-    "filter_logits",
     "gate_mul",
     "gather_blocks",
-    "gumbel_noise",
     "linear",
     "linear_add",
     "norm_add_",
@@ -74,13 +69,11 @@ __all__ = [
     "prepare_experts",
     "prepare_linear",
     "record",
-    "rotary",
     "rotary_store",
     "route",
     "sample",
     "scatter_blocks",
     "set_cpu_threads",
-    "store_kv",
     "token_logprobs",
 ]
 

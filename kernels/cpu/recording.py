@@ -7,6 +7,7 @@ from memory that several recordings share: their replays follow one another. Kno
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from .native import Kernel, Kernels, library
 
 ALIGNMENT = 64
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like")
+# the library is the process's, so only one recording can listen to its calls
+_one_at_a_time = threading.Lock()
 
 
 def can_record(device: torch.device, dtype: torch.dtype) -> bool:
@@ -38,7 +41,7 @@ def record(run: Callable[[], Tensor], memory: Memory) -> tuple[Tensor, Program |
     kernels = library()
     if kernels is None:
         return run(), None
-    with Recording(kernels, memory) as recording:
+    with _one_at_a_time, Recording(kernels, memory) as recording:
         output = run()
     return output, recording.program() if recording.whole else None
 
@@ -74,7 +77,14 @@ class Recording(TorchDispatchMode):
         self._calls: list[tuple[Kernel, bytes]] = []
 
     def __enter__(self) -> Recording:
-        self._kernels.on_call = lambda kernel, arguments: self._calls.append((kernel, kernel.pack(arguments)))
+        thread = threading.get_ident()
+
+        def keep(kernel: Kernel, arguments: tuple[int | float | None, ...]) -> None:
+            # another thread's calls are none of this recording's
+            if threading.get_ident() == thread:
+                self._calls.append((kernel, kernel.pack(arguments)))
+
+        self._kernels.on_call = keep
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -94,6 +96,23 @@ def test_nothing_is_recorded_afterwards() -> None:
     assert replay is not None
     replay()
     assert torch.equal(output, net(tokens_T))
+
+
+def test_calls_of_another_thread_are_not_recorded() -> None:
+    net, memory = Net(layers=1), ops.RecordingMemory()
+    tokens_T, others_T = torch.tensor([1, 2, 3]), torch.tensor([7, 8, 9])
+
+    def run() -> Tensor:
+        thread = threading.Thread(target=lambda: net(others_T))
+        thread.start()
+        thread.join()
+        return net(tokens_T)
+
+    alone = ops.record(lambda: net(tokens_T), memory)[1]
+    beside = ops.record(run, memory)[1]
+    assert alone is not None
+    assert beside is not None
+    assert beside.names == alone.names
 
 
 def _fail(_: Tensor) -> Tensor:

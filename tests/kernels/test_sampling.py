@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from decodefleet.kernels import ops
-from decodefleet.kernels.sampling.reference import filter_logits, gumbel_noise, sample_reference
+from decodefleet.kernels.sampling.reference import (
+    apply_penalties,
+    filter_logits,
+    gumbel_noise,
+    sample_reference,
+)
 
 CPU = torch.device("cpu")
 
@@ -86,7 +91,7 @@ def test_penalties() -> None:
     seen = torch.tensor([[True, True, False, True]])
     counts = torch.tensor([[0, 0, 0, 2]])
     column = lambda x: torch.tensor([[x]])  # noqa: E731
-    found = ops.apply_penalties(logits, seen, counts, column(2.0), column(0.5), column(0.25))
+    found = apply_penalties(logits, seen, counts, column(2.0), column(0.5), column(0.25))
     assert found.tolist() == [[1.0, -4.0, 1.0, 0.5 - 0.5 - 0.5]]
 
 

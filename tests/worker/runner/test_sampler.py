@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decodefleet.kernels import ops
+from decodefleet.kernels.sampling.reference import gumbel_noise
 from decodefleet.worker.batcher import Chunk
 from decodefleet.worker.runner.buffers import Staging
 from decodefleet.worker.runner.sampler import SampleFields, Sampler, SampleRow, sample_rows
@@ -82,7 +82,7 @@ def test_siblings_draw_from_the_logits_of_the_prompt_they_share() -> None:
     assert [row.seq for row in rows] == [alone, head, *siblings]
     assert tokens[0] == int(logits_SV[0].argmax())
     for row, token in zip(rows[1:], tokens[1:], strict=True):
-        noise_1V = ops.gumbel_noise([row.seq.seed], [2], VOCAB, CPU)
+        noise_1V = gumbel_noise([row.seq.seed], [2], VOCAB, CPU)
         assert token == int((logits_SV[1] / 2.0 + noise_1V[0]).argmax())
 
 
