@@ -32,8 +32,6 @@ from .sequence import Request, Sequence, State
 
 # how long the engine sleeps at most where all there is to do is to wait for a copy
 IDLE_S = 0.001
-# of the time of a prefill token as measured at the start
-PREFILL_FLOOR = 0.3
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ class Engine:
         )
         self._batcher = Batcher(config.batch, self._kv)
         self._requests: dict[tuple[str, int], Request] = {}
-        self._prefill_floor = PREFILL_FLOOR * self._model.step_time.fitted().prefill_token
         self._arrivals = 0
         self._in_flight: deque[_InFlight] = deque()
         self._last_read = 0.0
@@ -287,9 +284,7 @@ class Engine:
     def _judge_tiers(self, step_time: StepTime) -> None:
         """Tell the tiers what computing costs, to which they compare bringing back."""
         if self._tiers is not None:
-            # where features moved together, the fit may give this one next to nothing
-            token = max(step_time.prefill_token, self._prefill_floor)
-            self._tiers.learn(token * self._config.cache.block_size)
+            self._tiers.learn(step_time.prefill_token * self._config.cache.block_size)
 
 
 def _eviction(config: CacheConfig, model: LoadedModel) -> EvictionPolicy:

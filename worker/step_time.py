@@ -15,6 +15,8 @@ FORGETTING = 0.995
 # a typical value of each feature, which makes the coefficients comparable
 SCALE = np.array([1.0, 256.0, 4096.0, 8.0])
 PRIOR_WEIGHT = 0.05
+# of the prior's: where features moved together, the fit may give a prefill token next to nothing
+LEAST_PREFILL = 0.3
 
 
 class StepTimeModel:
@@ -34,7 +36,8 @@ class StepTimeModel:
             self._take(seconds, features)
         self._unread.clear()
         base, prefill, kv, sequence = (float(c) for c in self._solve() / SCALE)
-        return StepTime(base=base, prefill_token=prefill, kv_token=kv, sequence=sequence)
+        least = LEAST_PREFILL * float(self._prior[1] / SCALE[1])
+        return StepTime(base=base, prefill_token=max(prefill, least), kv_token=kv, sequence=sequence)
 
     def _take(self, seconds: float, features: list[int]) -> None:
         x = np.array([1.0, *features]) / SCALE
