@@ -15,6 +15,10 @@ class SchedulingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: PolicyName = Field("cost", description="how a worker is chosen; cost is the product")
+    late_binding: bool = Field(
+        True,
+        description="requests wait here for a worker with room; if not, each waits in a worker",
+    )
     max_queue: int = Field(1024, ge=0, description="requests that may wait for a worker at once")
     worker_timeout_s: float = Field(3.0, gt=0, description="silence after which a worker counts as dead")
     router_timeout_s: float = Field(10.0, gt=0, description="silence after which a router counts as gone")

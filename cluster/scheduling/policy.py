@@ -18,7 +18,7 @@ Hits = Mapping[WorkerKey, Hit]
 
 class Policy(Protocol):
     @property
-    def name(self) -> PolicyName: ...
+    def name(self) -> str: ...
 
     def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
         """Pick one of `views`, which is not empty."""

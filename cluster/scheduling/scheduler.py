@@ -34,7 +34,7 @@ from .cost import cost_of
 from .decisions import Decision, DecisionLog
 from .fleet import Fleet, Member
 from .lengths import OutputLengths
-from .policy import POLICIES
+from .policy import POLICIES, Policy
 from .prefix_index import PrefixIndex, unpack_hashes
 from .queue import Waiter, WaitQueue
 from .refusals import Refused
@@ -51,13 +51,19 @@ class Outgoing(NamedTuple):
 
 class GlobalScheduler:
     """epoch: grows with every scheduler of a cluster. seed: of the random choice among equals.
+    policy: another than `config` names.
 
     directory_up is set from outside: while no directory confirms what workers hold, dispatched prefixes
     are remembered for longer.
     """
 
     def __init__(
-        self, epoch: int, config: SchedulingConfig | None = None, *, seed: int | None = None
+        self,
+        epoch: int,
+        config: SchedulingConfig | None = None,
+        *,
+        seed: int | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.epoch = epoch
         self.config = config or SchedulingConfig()
@@ -69,7 +75,7 @@ class GlobalScheduler:
         self.placements = 0
         self.refused: Counter[RefusalReason] = Counter()
         self.directory_up = False
-        self._policy = POLICIES[self.config.policy]()
+        self._policy: Policy = policy or POLICIES[self.config.policy]()
         self._rng = Random(seed)
         self._lengths = OutputLengths()
         self._retry = refusals.RetryAdvice()
@@ -281,7 +287,8 @@ class GlobalScheduler:
         demand = waiter.demand
         hits = self.index.hits(waiter.hashes)
         views = [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in candidates]
-        views = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT))]
+        if self.config.late_binding:
+            views = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT))]
         if not views:
             return None
         chosen = self._policy.choose(views, demand, hits, self._rng)

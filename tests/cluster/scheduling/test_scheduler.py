@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import (
     Acknowledge,
@@ -212,6 +213,26 @@ def test_what_waits_in_a_worker_stays_remembered(make):
         scheduler.heartbeat(heartbeat(make), float(now))
         scheduler.tick(float(now))
     assert scheduler.index.hits(make.hashes(4)) == {}
+
+
+def test_without_late_binding_requests_wait_in_workers(make):
+    scheduler = make.scheduler(1, late_binding=False, stats={"max_running": 1})
+    assert spread(scheduler, make, 3) == {"w0": 3}
+    assert len(scheduler.queue) == 0
+
+
+def test_a_policy_of_ones_own(make):
+    class Last:
+        name = "last"
+
+        def choose(self, views, demand, hits, rng):
+            return views[-1]
+
+    scheduler = GlobalScheduler(1, policy=Last())
+    for worker in ("w0", "w1"):
+        scheduler.register(make.register(worker), 0.0)
+    assert spread(scheduler, make, 3) == {"w1": 3}
+    assert scheduler.log.explain("r0")[0]["policy"] == "last"
 
 
 def test_late_binding(make):
