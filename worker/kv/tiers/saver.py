@@ -36,6 +36,13 @@ class Leaving(NamedTuple):
     private: bool = False
 
 
+class _Copy(NamedTuple):
+    """Blocks on their way to these entries."""
+
+    entries: list[Entry]
+    future: Future[None]
+
+
 class Saver:
     """writer: None without a slab file. All methods belong to the engine's thread."""
 
@@ -60,7 +67,7 @@ class Saver:
         self._writer = writer
         # names, and whether they are silent
         self._waiting: dict[bytes, bool] = {}
-        self._copying: dict[int, Future[None]] = {}
+        self._copying: dict[int, _Copy] = {}
 
     @property
     def busy(self) -> bool:
@@ -89,7 +96,7 @@ class Saver:
         """Waits until none of these blocks is being copied: the next step may write them."""
         if not self._copying:
             return
-        copying = {self._copying[block] for block in blocks if block in self._copying}
+        copying = {self._copying[block].future for block in blocks if block in self._copying}
         if copying:
             began = time.perf_counter()
             for future in copying:
@@ -156,13 +163,13 @@ class Saver:
             partial(self._copies.save, pairs, fence),
             partial(self._copied, entries, blocks),
         )
-        self._copying.update(dict.fromkeys(blocks, future))
+        self._copying.update(dict.fromkeys(blocks, _Copy(entries, future)))
         return True
 
     def _copied(self, entries: list[Entry], blocks: list[int], outcome: BaseException | None) -> None:
         for block in blocks:
             # a later copy of the same block may have been started before this one's end was noticed
-            if block in self._copying and self._copying[block].done():
+            if block in self._copying and self._copying[block].entries is entries:
                 del self._copying[block]
         self._saved(entries, entries, outcome)
 
