@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from .cost import cost_of
 from .policy import Hits
+from .queue import Waiter
 from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
+
+NO_HITS: Hits = MappingProxyType({})
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -29,8 +33,35 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     demand: Demand
     chosen: WorkerKey | None = None
     considered: Sequence[WorkerView] = ()
-    hits: Hits = {}
+    hits: Hits = NO_HITS
     refused: str | None = None
+
+    @classmethod
+    def on(
+        cls,
+        waiter: Waiter,
+        now: float,
+        policy: str,
+        *,
+        chosen: WorkerKey | None = None,
+        considered: Sequence[WorkerView] = (),
+        hits: Hits = NO_HITS,
+        refused: str | None = None,
+    ) -> Decision:
+        return cls(
+            request_id=waiter.key.request_id,
+            attempt=waiter.place.attempt,
+            router_id=waiter.key.router_id,
+            model=waiter.place.model,
+            at=now,
+            waited_s=now - waiter.arrived,
+            policy=policy,
+            demand=waiter.demand,
+            chosen=chosen,
+            considered=considered,
+            hits=hits,
+            refused=refused,
+        )
 
     def hit(self, view: WorkerView) -> Hit:
         return self.hits.get(view.key, NO_HIT)

@@ -1,0 +1,52 @@
+"""The routers that have been heard of, and what they were told last. Knows nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from decodefleet.worker.protocol import ModelCard, Welcome
+
+from .outgoing import Outgoing
+
+
+class Routers:
+    def __init__(self, epoch: int, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._seen: dict[str, float] = {}
+        self._welcome = Welcome(epoch=epoch, models=())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seen)
+
+    def __contains__(self, router_id: str) -> bool:
+        return router_id in self._seen
+
+    @property
+    def welcome(self) -> Welcome:
+        """What routers were told last."""
+        return self._welcome
+
+    def greet(self, router_id: str, now: float) -> list[Outgoing]:
+        self._seen[router_id] = now
+        return [Outgoing(router_id, self._welcome)]
+
+    def see(self, router_id: str, now: float) -> list[Outgoing]:
+        """A router that outlived a scheduler does not say Hello to the next: greet it all the same."""
+        if router_id not in self._seen:
+            return self.greet(router_id, now)
+        self._seen[router_id] = now
+        return []
+
+    def forget(self, router_id: str) -> None:
+        self._seen.pop(router_id, None)
+
+    def silent(self, now: float) -> list[str]:
+        return [router_id for router_id, seen in self._seen.items() if now - seen > self._timeout_s]
+
+    def tell(self, models: tuple[ModelCard, ...], ready: tuple[str, ...]) -> list[Outgoing]:
+        """Welcome for every router when the models or their readiness have changed."""
+        welcome = Welcome(epoch=self._welcome.epoch, models=models, ready=ready)
+        if welcome == self._welcome:
+            return []
+        self._welcome = welcome
+        return [Outgoing(router_id, welcome) for router_id in self._seen]
