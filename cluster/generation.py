@@ -22,7 +22,7 @@ from .dataplane.errors import DataplaneError, WorkerFailed, WorkerLost, WorkerRe
 from .dataplane.scheduler_client import SchedulerClient
 from .dataplane.streams import TokenStream
 from .dataplane.worker_clients import WorkerClients
-from .router_metrics import RouterMetrics
+from .observability.timeline import Timeline
 from .text_service import Prompt
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,6 @@ class _Sequence:
     def __init__(self, request: GenerationRequest, index: int) -> None:
         self.emitted: list[int] = []
         self.done = False
-        self.last_token_at: float | None = None
         self._index = index
         self._eos = frozenset(request.card.eos_token_ids)
         self._text = TextStream(
@@ -123,7 +122,7 @@ class _Sequence:
 class Generation:
     """`start`, then `take` until it gives None; `close` in every case.
 
-    cached_tokens, prompt_logprobs: known with the first piece.
+    prompt_logprobs: known with the first piece. timeline: what happened when.
     """
 
     def __init__(
@@ -131,23 +130,24 @@ class Generation:
         request: GenerationRequest,
         scheduler: SchedulerClient,
         workers: WorkerClients,
-        metrics: RouterMetrics,
+        timeline: Timeline,
     ) -> None:
         self.request = request
-        self.cached_tokens = 0
+        self.timeline = timeline
         self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         self._scheduler = scheduler
         self._workers = workers
-        self._metrics = metrics
         self._sequences = [_Sequence(request, index) for index in range(request.params.n)]
-        self._began = time.monotonic()
         self._attempt = 0
         self._exclude: tuple[str, ...] = ()
         self._placement: Placement | None = None
         self._stream: TokenStream | None = None
         self._first_token = False
         self._closed = False
-        metrics.in_flight.inc()
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.timeline.cached_tokens
 
     @property
     def generated(self) -> int:
@@ -156,13 +156,14 @@ class Generation:
     async def start(self) -> None:
         """Until a worker has the request. Raises DataplaneError."""
         while self._stream is None:
+            self.timeline.placing()
             placement = await self._scheduler.place(self._place())
+            self.timeline.placed(placement)
             self._placement = placement
             try:
                 self._stream = self._workers.submit(placement, self._submit(placement))
             except WorkerLost as error:
                 self._prepare_retry(error)
-        self._metrics.prompt_tokens.labels(self.request.card.name).inc(len(self.request.prompt.tokens))
 
     async def take(self) -> list[Piece] | None:
         """The next pieces, at least one; None at the end. Raises DataplaneError."""
@@ -187,9 +188,7 @@ class Generation:
         if self._stream is not None:
             self._stream.close()
         self._scheduler.release(self.request.request_id, self._attempt, self.generated)
-        self._metrics.in_flight.dec()
-        if self._first_token:
-            self._metrics.finished(self.request.card.name, time.monotonic() - self._began)
+        self.timeline.closed()
 
     def _place(self) -> Place:
         request = self.request
@@ -227,7 +226,7 @@ class Generation:
 
     def _remaining(self) -> float | None:
         deadline_s = self.request.deadline_s
-        return None if deadline_s is None else max(0.0, self._began + deadline_s - time.monotonic())
+        return None if deadline_s is None else max(0.0, self.timeline.began + deadline_s - time.monotonic())
 
     async def _deltas(self) -> list[TokenDelta]:
         assert self._stream is not None
@@ -255,7 +254,7 @@ class Generation:
         if self._placement is not None and not outdated:
             self._exclude = (*self._exclude, self._placement.worker_id)
         self._scheduler.release(self.request.request_id, self._attempt, 0, last=False)
-        self._metrics.retries.inc()
+        self.timeline.moved(error)
         self._attempt += 1
 
     def _push(self, delta: TokenDelta) -> Piece | None:
@@ -264,25 +263,19 @@ class Generation:
         sequence = self._sequences[delta.index]
         if sequence.done:
             return None
-        self._measure(sequence, delta)
+        self._receive(delta)
         piece = sequence.push(delta)
+        if piece.finish_reason is not None:
+            self.timeline.finished(piece.finish_reason)
         if sequence.done and delta.finish_reason is None and self._stream is not None:
             # a stop string was found: only the router knows
             self._stream.abort_sequence(delta.index)
         return piece
 
-    def _measure(self, sequence: _Sequence, delta: TokenDelta) -> None:
-        model, now = self.request.card.name, time.monotonic()
-        if delta.cached_tokens is not None and not self._first_token:
-            self.cached_tokens = delta.cached_tokens
-            self._metrics.cached_tokens.labels(model).inc(delta.cached_tokens)
+    def _receive(self, delta: TokenDelta) -> None:
+        self.timeline.received(delta)
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if not self._first_token:
             self._first_token = True
             self._scheduler.started(self.request.request_id, self._attempt)
-            self._metrics.first_token(model, now - self._began)
-        elif sequence.last_token_at is not None:
-            self._metrics.next_token(model, now - sequence.last_token_at)
-        sequence.last_token_at = now
-        self._metrics.generated_tokens.labels(model).inc(len(delta.tokens))

@@ -24,7 +24,8 @@ from decodefleet.worker.transport import Security
 from .dataplane.scheduler_client import Locate, SchedulerClient
 from .dataplane.worker_clients import WorkerClients
 from .generation import Generation, GenerationRequest
-from .router_metrics import RouterMetrics
+from .observability.router_metrics import RouterMetrics
+from .observability.timeline import Timeline
 from .text_service import TextService
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,15 @@ class Router:
 
     def generation(self, request: GenerationRequest) -> Generation:
         """Not started yet; its `close` is the caller's."""
-        return Generation(request, self._scheduler, self._workers, self.metrics)
+        timeline = Timeline(
+            request.request_id,
+            request.card.name,
+            len(request.prompt.tokens),
+            self.metrics,
+            tenant=request.tenant,
+            n=request.params.n,
+        )
+        return Generation(request, self._scheduler, self._workers, timeline)
 
     def _admit(self, card: ModelCard, tokens: list[int], params: SamplingParams) -> SamplingParams:
         """Check a request against the model's limits, and settle its seed and length.

@@ -153,6 +153,8 @@ class Engine:
         self._in_flight.append(_InFlight(plan, self._runner.submit(plan), began))
         for chunk in plan.chunks:
             seq = chunk.seq
+            if seq.began is None:
+                seq.began = began
             self._prompt_tokens += max(min(chunk.start + chunk.count, seq.prompt_len) - chunk.start, 0)
             seq.computed += chunk.count
             self._kv.commit(seq)
@@ -215,6 +217,8 @@ class Engine:
         if not seq.emitted:
             seq.emitted = True
             fields["cached_tokens"] = seq.cached_tokens or 0
+            if seq.began is not None:
+                fields["queued_s"] = seq.began - seq.request.arrived
             if seq.request.params.prompt_logprobs is not None and seq.index == 0:
                 fields["prompt_logprobs"] = tuple(seq.prompt_logprobs)
         request_id, attempt = seq.request.key

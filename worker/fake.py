@@ -46,6 +46,8 @@ class FakeSequence:
     computed: int = 0
     cached: int | None = None
     blocks: list[int] = field(default_factory=list)
+    arrived: float = field(default_factory=time.monotonic)
+    queued_s: float | None = None
 
     @property
     def generated(self) -> int:
@@ -172,6 +174,7 @@ class FakeEngine:
             self._hits += sequence.computed
             if sequence.cached is None:
                 sequence.cached = min(sequence.computed, sequence.prompt_len)
+                sequence.queued_s = time.monotonic() - sequence.arrived
             self._running.append(sequence)
 
     def _make_room(self, sequence: FakeSequence, take: int) -> bool:
@@ -247,6 +250,7 @@ class FakeEngine:
             logprobs=None if top is None else tuple(self._logprobs(token, top) for token in tokens),
             prompt_logprobs=scored,
             cached_tokens=cached,
+            queued_s=None if cached is None else sequence.queued_s,
             finish_reason=reason,
             stop_token=stop_token,
         )

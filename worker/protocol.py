@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from .sampling_params import SamplingParams
+from .stats import RouterCounts as RouterCounts
 from .stats import StepTime as StepTime
 from .stats import Tier as Tier
 from .stats import TierStats as TierStats
@@ -121,6 +122,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: one per token where asked for.
     prompt_logprobs: with the first delta of index 0: one per prompt token but the first.
     cached_tokens: with the first delta: prompt tokens that the prefix cache supplied.
+    queued_s: with the first delta: from the Submit to the first step on it. A duration, so that no two
+        clocks are compared.
     stop_token: the stop or end token that ended the sequence.
     error: with finish_reason "error": what happened, for the client.
     """
@@ -132,6 +135,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     cached_tokens: int | None = None
+    queued_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
@@ -200,6 +204,7 @@ class Placement(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The worker chosen; its load is reserved from now until Release.
 
     predicted_s: time to first token. cached_tokens: prefix tokens expected to be found.
+    waited_s: time in the scheduler's queue.
     """
 
     request_id: str
@@ -210,6 +215,7 @@ class Placement(Message, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int
     predicted_s: float
     cached_tokens: int = 0
+    waited_s: float = 0.0
 
 
 RefusalReason = Literal["queue_full", "deadline", "no_worker", "unknown_model", "too_long"]
@@ -253,6 +259,7 @@ class RouterReport(Message, frozen=True, kw_only=True, omit_defaults=True):
     router_id: str
     metrics: str = ""
     live: tuple[str, ...] = ()
+    counts: RouterCounts | None = None
 
 
 class Register(Message, frozen=True, kw_only=True, omit_defaults=True):

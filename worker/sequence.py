@@ -6,6 +6,7 @@ with n > 1 the first computes the prompt for all, and its siblings are forked fr
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -27,6 +28,7 @@ class Request:
     max_tokens: of each sequence, bounded by the model's length.
     end_tokens: token ids that end a sequence.
     live: sequences that have not finished; `unborn`: those of them that wait to be forked.
+    arrived: on the engine's clock, in s.
     """
 
     request_id: str
@@ -39,6 +41,7 @@ class Request:
     order: tuple[int, int]
     live: list[Sequence] = field(default_factory=list)
     unborn: list[Sequence] = field(default_factory=list)
+    arrived: float = field(default_factory=time.perf_counter)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -92,6 +95,8 @@ class Sequence:
     committed: leading blocks that are computed, hashed and findable.
     cached_tokens: prompt tokens that the prefix cache supplied at first admission; None before.
     emitted: whether a delta went out already.
+    began: when its first step was launched, on the clock of `Request.arrived`; None before, and where it was
+        forked.
     """
 
     request: Request
@@ -107,6 +112,7 @@ class Sequence:
     committed: int = 0
     cached_tokens: int | None = None
     emitted: bool = False
+    began: float | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property

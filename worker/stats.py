@@ -89,3 +89,16 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tiers: dict[Tier, TierStats] = {}
     lost_blocks: int = 0
     tier_stall_s: float = 0.0
+
+
+class RouterCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A router's counts since its start, from which the fleet's recent past is drawn.
+
+    requests, failures: generations begun, and those that ended with an error.
+    ttft, itl: how many first tokens and gaps between tokens fell into each of the router's buckets.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    ttft: tuple[int, ...] = ()
+    itl: tuple[int, ...] = ()

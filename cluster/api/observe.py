@@ -7,7 +7,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..router_metrics import RouterMetrics
+from ..observability.router_metrics import RouterMetrics
 
 HEADER = "x-request-id"
 MAX_ID = 128

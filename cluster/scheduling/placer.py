@@ -104,6 +104,7 @@ class Placer:
             epoch=self._epoch,
             predicted_s=cost_of(view, waiter.demand, hit).first_token_s,
             cached_tokens=view.cached_tokens(waiter.demand, hit),
+            waited_s=now - waiter.arrived,
         )
         self.placements += 1
         self.ledger.reserve(

@@ -1,0 +1,1 @@
+"""What is measured, logged and traced of requests and of the fleet."""
