@@ -23,7 +23,22 @@ TTFT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 ITL_BOUNDS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 _PHASE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _E2E_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
-_TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 131072.0)
+_TOKENS = (
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    128.0,
+    256.0,
+    512.0,
+    1024.0,
+    2048.0,
+    4096.0,
+    8192.0,
+    16384.0,
+    32768.0,
+    131072.0,
+)
 
 
 class Measure(NamedTuple):
@@ -110,7 +125,7 @@ MEASURES = (
 
 
 class RouterMetrics:
-    """Labels are bounded: endpoints are our own paths, statuses HTTP's, models those served, tenants capped."""
+    """Labels are bounded: endpoints are our paths, statuses HTTP's, models those served, tenants capped."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -125,7 +140,9 @@ class RouterMetrics:
             "generated_tokens", "Tokens received from workers.", "model_name"
         )
         self.tenant_requests = self._counter(
-            "tenant_requests", "Generations asked for, by tenant; beyond a number of tenants: other.", "tenant"
+            "tenant_requests",
+            "Generations by tenant; those beyond a number of tenants as other.",
+            "tenant",
         )
         self.tenant_tokens = self._counter(
             "tenant_tokens", "Tokens by tenant and kind, prompt or generated.", "tenant", "kind"
