@@ -7,8 +7,8 @@ choice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from decodefleet.worker.protocol import Place, Refusal, RefusalReason
 
@@ -17,6 +17,7 @@ from .decisions import Decision
 from .fleet import Member
 from .lengths import OutputLengths
 from .outgoing import Outgoing
+from .pace import Pace, turns_until
 from .placer import Placer
 from .prefix_index import unpack_hashes
 from .queue import Waiter, WaitQueue
@@ -24,78 +25,72 @@ from .refusals import Refused
 from .reservations import RequestKey, Reservation
 from .view import Demand
 
+# a tenant may have this many times as many requests waiting as there is room left: nobody fills it for all
+_ROOM_FACTOR = 8
+
+Obstacle = Literal["excluded", "over_share", "no_room"]
+
 
 class Admission:
     def __init__(self, placer: Placer) -> None:
-        self.queue = WaitQueue(placer.config.max_queue)
+        config = placer.config
+        self.queue = WaitQueue(config.max_queue, config.tenant_weights)
         self.refused: Counter[RefusalReason] = Counter()
         self._placer = placer
         self._fleet = placer.fleet
-        self._config = placer.config
+        self._config = config
         self._lengths = OutputLengths()
-        self._retry = refusals.RetryAdvice()
+        self._pace: dict[str, Pace] = {}
         self._arrivals = 0
+        # why waiters (by number) could not be placed since room last grew: to try again would be in vain
+        self._tried: dict[int, Obstacle] = {}
 
     def admit(self, key: RequestKey, request: Place, now: float) -> list[Outgoing]:
         """Place at once, let wait, or refuse."""
         waiter = self._waiter(key, request, now)
-        model = request.model
-        card = self._fleet.card(model)
-        if card is None:
-            # before the first worker registers nobody can say which models there are
-            if self._fleet.cards:
-                return [self._refuse(waiter, refusals.unknown_model(model), now)]
-        elif refused := refusals.too_long(waiter.demand, card):
+        if refused := self._never(waiter):
             return [self._refuse(waiter, refused, now)]
-        serving = self._fleet.serving(model, now)
-        if not self._stands_behind(waiter, serving, now):
-            placement = self._placer.place(waiter, self._allowed(waiter, serving, now), now)
-            if placement is not None:
-                return [Outgoing(key.router_id, placement)]
-        if card and (refused := refusals.too_large(waiter.demand, card, serving)):
-            return [self._refuse(waiter, refused, now)]
-        if self.queue.full:
-            waiting = len(self.queue)
-            return [self._refuse(waiter, refusals.queue_full(waiting, self._retry.after(waiting)), now)]
         self.queue.push(waiter)
-        return []
-
-    def drain(self, now: float) -> list[Outgoing]:
-        """Place what waits, in order, as far as there is room."""
-        outgoing = []
-        for model in self.queue.models():
-            serving = self._fleet.serving(model, now)
-            for waiter in self.queue.line(model) if serving else ():
-                allowed = self._allowed(waiter, serving, now)
-                placement = self._placer.place(waiter, allowed, now)
-                if placement is not None:
-                    self.queue.remove(waiter.key)
-                    outgoing.append(Outgoing(waiter.key.router_id, placement))
-                elif allowed:
-                    break
+        outgoing = self._take_turns(request.model, now)
+        if self.queue.get(key) is waiter and (refused := self._unwelcome(waiter, now)):
+            yields = self._who_yields(waiter)
+            self.queue.remove(yields.key)
+            outgoing.append(self._refuse(yields, refused, now))
+        self._keep_pace(request.model, now)
         return outgoing
 
-    def ended(self, held: Reservation, generated: int, now: float) -> None:
-        """A placed request is done: what it teaches of lengths and of the pace."""
-        self._lengths.observe(held.model, generated, held.n)
-        self._retry.released(now)
+    def drain(self, now: float) -> list[Outgoing]:
+        """Something has changed: place what waits, in order, as far as there is room."""
+        self._tried.clear()
+        outgoing: list[Outgoing] = []
+        for model in self.queue.models():
+            outgoing += self._take_turns(model, now)
+        for model in {*self._pace, *self.queue.models()}:
+            self._keep_pace(model, now)
+        return outgoing
 
-    def refuse_overdue(self, now: float) -> list[Outgoing]:
-        grace = self._config.no_worker_grace_s
+    def ended(self, held: Reservation, generated: int) -> None:
+        """A placed request is done: what it teaches of lengths, and what its tenant really got."""
+        demand = held.demand
+        self._lengths.observe(demand.model, generated, demand.n)
+        surplus = max(0, generated) - demand.expected_tokens * demand.n
+        self.queue.share(demand.model).correct(held.tenant, self._config.decode_token_weight * surplus)
+
+    def lost(self, dropped: Iterable[Reservation]) -> None:
+        """Placed requests were lost: nobody pays for what another worker has to do again."""
+        for held in dropped:
+            self.queue.share(held.demand.model).correct(held.tenant, -self._charge(held))
+
+    def tick(self, now: float) -> list[Outgoing]:
+        """Refuse who has waited too long."""
+        self.queue.forget_idle(now)
         away = {model for model in self.queue.models() if not self._fleet.serving(model, now)}
         outgoing = []
         for waiter in tuple(self.queue):
-            model = waiter.place.model
-            waits_from = max(waiter.arrived, self._fleet.empty_since(model))
-            if waiter.deadline is not None and now >= waiter.deadline:
-                refused = refusals.deadline_passed(now - waiter.arrived)
-            elif model in away and now - waits_from >= grace:
-                known = self._fleet.card(model) is not None or not self._fleet.cards
-                refused = refusals.no_worker(model, grace) if known else refusals.unknown_model(model)
-            else:
-                continue
-            self.queue.remove(waiter.key)
-            outgoing.append(self._refuse(waiter, refused, now))
+            refused = self._overdue(waiter, waiter.place.model in away, now)
+            if refused is not None:
+                self.queue.remove(waiter.key)
+                outgoing.append(self._refuse(waiter, refused, now))
         return outgoing
 
     def _waiter(self, key: RequestKey, request: Place, now: float) -> Waiter:
@@ -116,10 +111,80 @@ class Admission:
             deadline=None if request.deadline_s is None else now + request.deadline_s,
         )
 
-    def _stands_behind(self, waiter: Waiter, serving: Sequence[Member], now: float) -> bool:
-        """Whether somebody waits who comes first; who only waits out an exclusion holds up nobody."""
-        ahead = takewhile(lambda other: other.rank < waiter.rank, self.queue.line(waiter.place.model))
-        return any(self._allowed(other, serving, now) for other in ahead)
+    def _never(self, waiter: Waiter) -> Refused | None:
+        """Why it can never be served, whatever the workers do."""
+        card = self._fleet.card(waiter.place.model)
+        if card is None:
+            # before the first worker registers nobody can say which models there are
+            return refusals.unknown_model(waiter.place.model) if self._fleet.cards else None
+        if waiter.deadline is not None and waiter.deadline <= waiter.arrived:
+            return refusals.deadline_passed(0.0)
+        return refusals.too_long(waiter.demand, card)
+
+    def _unwelcome(self, waiter: Waiter, now: float) -> Refused | None:
+        """Why a request that has just joined the queue shall not stay there."""
+        place, queue = waiter.place, self.queue
+        card = self._fleet.card(place.model)
+        serving = self._fleet.serving(place.model, now)
+        if card and (refused := refusals.too_large(waiter.demand, card, serving)):
+            return refused
+        pace = self._pace.get(place.model)
+        wait_s = turns_until(waiter, queue) * pace.interval_s(now) if pace is not None else 0.0
+        others = len(queue) - 1
+        own = queue.share(place.model).waiting(place.tenant)
+        if own > _ROOM_FACTOR * (queue.limit - others):
+            return refusals.queue_full(others, wait_s)
+        remaining = self._config.max_queue_wait_s
+        if waiter.deadline is not None:
+            remaining = min(remaining, waiter.deadline - now)
+        return refusals.long_wait(wait_s, remaining) if wait_s > remaining else None
+
+    def _who_yields(self, waiter: Waiter) -> Waiter:
+        """Where the queue is full, the last of those who are less urgent makes room."""
+        full = len(self.queue) > self.queue.limit
+        return (full and self.queue.last_behind(waiter)) or waiter
+
+    def _take_turns(self, model: str, now: float) -> list[Outgoing]:
+        """Place who is next until somebody who is has no room.
+
+        Who only waits out an exclusion, or stands back for tenants with less than their share, holds up
+        nobody; everybody else is overtaken by none of his model.
+        """
+        outgoing: list[Outgoing] = []
+        serving = self._fleet.serving(model, now)
+        passed: set[RequestKey] = set()
+        held_back: set[str] = set()
+        while serving and (waiter := self.queue.next(model, passed, held_back)) is not None:
+            answer = self._tried.get(waiter.number) or self._try(waiter, serving, now)
+            if isinstance(answer, Outgoing):
+                outgoing.append(answer)
+                continue
+            self._tried[waiter.number] = answer
+            if answer == "excluded":
+                passed.add(waiter.key)
+            elif answer == "over_share":
+                held_back.add(waiter.place.tenant)
+            else:
+                break
+        return outgoing
+
+    def _try(self, waiter: Waiter, serving: Sequence[Member], now: float) -> Outgoing | Obstacle:
+        """Place or refuse for good, taking it out of the queue, or say what is in the way."""
+        allowed = self._allowed(waiter, serving, now)
+        if not allowed:
+            return "excluded"
+        over_share = self._over_share(waiter, now)
+        spare = self._config.tenant_headroom if over_share else 0.0
+        answer = self._placer.place(waiter, allowed, spare, now)
+        if answer is None:
+            return "over_share" if over_share else "no_room"
+        self.queue.remove(waiter.key)
+        if isinstance(answer, Refused):
+            return self._refuse(waiter, answer, now)
+        self.queue.share(waiter.place.model).served(waiter.place.tenant, self._charge(answer))
+        if (pace := self._pace.get(waiter.place.model)) is not None:
+            pace.moved(now)
+        return Outgoing(waiter.key.router_id, answer.placement)
 
     def _allowed(self, waiter: Waiter, serving: Sequence[Member], now: float) -> Sequence[Member]:
         """Workers that failed this request are left out until they have restarted or proved to be alive."""
@@ -131,6 +196,37 @@ class Admission:
             for member in serving
             if member.key.worker_id not in exclude or member.registered_at > waiter.arrived
         ]
+
+    def _over_share(self, waiter: Waiter, now: float) -> bool:
+        """Whether its tenant runs more than its part of all there is."""
+        place = waiter.place
+        running = self._placer.ledger.sequences(place.model)
+        if not running:
+            return False
+        fraction = self.queue.share(place.model).fraction(place.tenant, now)
+        return running[place.tenant] > fraction * running.total()
+
+    def _charge(self, held: Reservation) -> float:
+        """Weighted tokens that a placement is expected to take."""
+        demand = held.demand
+        uncached = demand.prompt_tokens - held.placement.cached_tokens
+        return uncached + self._config.decode_token_weight * demand.expected_tokens * demand.n
+
+    def _keep_pace(self, model: str, now: float) -> None:
+        """Run the clock of a model's queue while somebody waits for workers that are there."""
+        if self.queue.classes(model) and self._fleet.serving(model, now):
+            self._pace.setdefault(model, Pace()).waits(now)
+        elif (pace := self._pace.get(model)) is not None:
+            pace.rests(now)
+
+    def _overdue(self, waiter: Waiter, away: bool, now: float) -> Refused | None:
+        if waiter.deadline is not None and now >= waiter.deadline:
+            return refusals.deadline_passed(now - waiter.arrived)
+        grace, model = self._config.no_worker_grace_s, waiter.place.model
+        if away and now - max(waiter.arrived, self._fleet.empty_since(model)) >= grace:
+            known = self._fleet.card(model) is not None or not self._fleet.cards
+            return refusals.no_worker(model, grace) if known else refusals.unknown_model(model)
+        return None
 
     def _refuse(self, waiter: Waiter, refused: Refused, now: float) -> Outgoing:
         self.refused[refused.reason] += 1

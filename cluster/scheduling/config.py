@@ -19,7 +19,34 @@ class SchedulingConfig(BaseModel):
         True,
         description="requests wait here for a worker with room; if not, each waits in a worker",
     )
+    bind_ahead_s: float = Field(
+        0.5,
+        ge=0,
+        description="with late binding: prefill in seconds that a worker may have queued and still get more",
+    )
     max_queue: int = Field(1024, ge=0, description="requests that may wait for a worker at once")
+    max_queue_wait_s: float = Field(
+        30.0, gt=0, description="predicted wait beyond which a request is refused rather than queued"
+    )
+    tenant_weights: dict[str, float] = Field(
+        {}, description="share of each tenant when requests wait; 1 where not given"
+    )
+    decode_token_weight: float = Field(
+        2.0,
+        gt=0,
+        description="what an output token counts in a tenant's share; an uncached prompt token is 1",
+    )
+    tenant_headroom: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="part of each worker that tenants beyond their share leave free while others are active",
+    )
+    max_sessions: int = Field(
+        65_536,
+        ge=0,
+        description="sessions whose last worker is remembered, to which they return if it costs little",
+    )
     worker_timeout_s: float = Field(3.0, gt=0, description="silence after which a worker counts as dead")
     router_timeout_s: float = Field(10.0, gt=0, description="silence after which a router counts as gone")
     no_worker_grace_s: float = Field(

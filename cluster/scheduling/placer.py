@@ -11,15 +11,21 @@ from random import Random
 
 from decodefleet.worker.protocol import Placement
 
+from . import refusals
 from .config import SchedulingConfig
 from .cost import cost_of
 from .decisions import Decision, DecisionLog
 from .fleet import Fleet, Member
-from .policy import Policy
+from .policy import CostPolicy, Hits, Policy
 from .prefix_index import PrefixIndex
 from .queue import Waiter
+from .refusals import Refused
 from .reservations import Ledger, RequestKey, Reservation
+from .sessions import Sessions, worth_returning
 from .view import NO_HIT, Hit, WorkerKey, WorkerView
+
+# who predicts this many times the time that is left is believed
+CERTAIN = 2.0
 
 
 class Placer:
@@ -38,25 +44,48 @@ class Placer:
         self.policy = policy
         self.directory_up = False
         self.placements = 0
+        self._sessions = Sessions(config.max_sessions)
         self._epoch = epoch
         self._rng = Random(seed)
 
-    def place(self, waiter: Waiter, candidates: Sequence[Member], now: float) -> Placement | None:
-        """Pick and reserve, or None when no worker can take the request now."""
-        if not candidates:
-            return None
+    def place(
+        self, waiter: Waiter, candidates: Sequence[Member], spare: float, now: float
+    ) -> Reservation | Refused | None:
+        """Pick and reserve; None when no worker can take the request now; refused when none can in time.
+
+        spare: fraction of each worker to leave free.
+        """
         demand = waiter.demand
         hits = self.index.hits(waiter.hashes)
         views = [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in candidates]
         if self.config.late_binding:
-            views = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT))]
-        if not views:
-            return None
-        chosen = self.policy.choose(views, demand, hits, self._rng)
+            views = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT), spare)]
+            if not views or min(view.start_s for view in views) > self.config.bind_ahead_s:
+                return None
+        chosen = self._choose(waiter, views, hits)
+        cost = cost_of(chosen, demand, hits.get(chosen.key, NO_HIT))
+        if waiter.deadline is not None and now + cost.first_token_s > waiter.deadline:
+            soonest = min(cost_of(view, demand, hits.get(view.key, NO_HIT)).first_token_s for view in views)
+            if now + soonest / CERTAIN > waiter.deadline:
+                return refusals.hopeless(soonest, waiter.deadline - now)
         self.log.add(
             Decision.on(waiter, now, self.policy.name, chosen=chosen.key, considered=views, hits=hits)
         )
-        return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), now)
+        return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now)
+
+    def _choose(self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits) -> WorkerView:
+        """The policy's choice; a session's last worker instead where that costs next to nothing more."""
+        demand = waiter.demand
+        best = self.policy.choose(views, demand, hits, self._rng)
+        last = self._sessions.find(waiter.place)
+        if last is not None and last != best.key and isinstance(self.policy, CostPolicy):
+            there = next((view for view in views if view.key == last), None)
+            costs = [
+                cost_of(each, demand, hits.get(each.key, NO_HIT)).total for each in (there, best) if each
+            ]
+            if there is not None and worth_returning(*costs):
+                return there
+        return best
 
     def start(self, key: RequestKey, attempt: int) -> None:
         """The first token came: its prefill burdens the worker no longer, and its blocks are there."""
@@ -76,12 +105,12 @@ class Placer:
         for held in dropped:
             self.fleet.touch(held.worker)
 
-    def remove_worker(self, key: WorkerKey, now: float) -> None:
-        """Its reservations go with it: the routers notice and ask again."""
+    def remove_worker(self, key: WorkerKey, now: float) -> list[Reservation]:
+        """Its reservations go with it, and are handed back: the routers notice and ask again."""
         self.fleet.remove(key, now)
-        self.ledger.drop_worker(key)
         if not self.directory_up:
             self.index.clear(key)
+        return self.ledger.drop_worker(key)
 
     def tick(self, now: float) -> None:
         config = self.config
@@ -94,7 +123,9 @@ class Placer:
         self.ledger.check_integrity(self.fleet.keys())
         self.index.check_integrity()
 
-    def _reserve(self, waiter: Waiter, view: WorkerView, hit: Hit, now: float) -> Placement:
+    def _reserve(
+        self, waiter: Waiter, view: WorkerView, hit: Hit, predicted_s: float, now: float
+    ) -> Reservation:
         placement = Placement(
             request_id=waiter.key.request_id,
             attempt=waiter.place.attempt,
@@ -102,23 +133,23 @@ class Placer:
             incarnation=view.key.incarnation,
             endpoint=view.endpoint,
             epoch=self._epoch,
-            predicted_s=cost_of(view, waiter.demand, hit).first_token_s,
+            predicted_s=predicted_s,
             cached_tokens=view.cached_tokens(waiter.demand, hit),
             waited_s=now - waiter.arrived,
         )
         self.placements += 1
-        self.ledger.reserve(
-            Reservation(
-                key=waiter.key,
-                worker=view.key,
-                placement=placement,
-                model=waiter.place.model,
-                n=waiter.demand.n,
-                load=view.load_of(waiter.demand, hit),
-                placed_at=now,
-                hashes=waiter.hashes,
-            )
+        reservation = Reservation(
+            key=waiter.key,
+            worker=view.key,
+            placement=placement,
+            tenant=waiter.place.tenant,
+            demand=waiter.demand,
+            load=view.load_of(waiter.demand, hit),
+            placed_at=now,
+            hashes=waiter.hashes,
         )
+        self.ledger.reserve(reservation)
         self.fleet.placed(view.key, self.placements)
         self.index.dispatched(view.key, waiter.hashes)
-        return placement
+        self._sessions.note(waiter.place, view.key)
+        return reservation

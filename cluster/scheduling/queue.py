@@ -1,20 +1,24 @@
-"""Requests that no worker can take now. Bounded; per model by priority, then arrival. Places nothing itself.
+"""Requests that no worker can take now. Bounded; per model and priority class one line per tenant.
 
-The order is strict: a request that fits nowhere is not overtaken by smaller ones of its model, or a long
-prompt could starve. Models do not wait for each other.
+A priority class goes before all that are less urgent; in a class the tenant goes first that was served
+least (`fair_share`); of a tenant's requests the one with the earliest deadline, then who came first. Places
+nothing itself.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
 from decodefleet.worker.protocol import Place
 
+from .fair_share import FairShare
 from .reservations import RequestKey
 from .view import Demand
+
+_NEVER = float("inf")
 
 
 class Waiter(msgspec.Struct, frozen=True):
@@ -29,15 +33,23 @@ class Waiter(msgspec.Struct, frozen=True):
     deadline: float | None = None
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Lower goes first; as in vLLM, a lower priority value means earlier."""
-        return self.place.priority, self.number
+    def rank(self) -> tuple[float, int]:
+        """Within its tenant's line: lower goes first."""
+        return (_NEVER if self.deadline is None else self.deadline), self.number
+
+
+Line = list[Waiter]
+Classes = dict[int, dict[str, Line]]
 
 
 class WaitQueue:
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lines: dict[str, list[Waiter]] = {}
+    """weights: of tenants, 1 where not given."""
+
+    def __init__(self, limit: int, weights: Mapping[str, float]) -> None:
+        self.limit = limit
+        self._weights = weights
+        self._shares: dict[str, FairShare] = {}
+        self._models: dict[str, Classes] = {}
         self._all: dict[RequestKey, Waiter] = {}
 
     def __len__(self) -> int:
@@ -46,56 +58,117 @@ class WaitQueue:
     def __iter__(self) -> Iterator[Waiter]:
         return iter(self._all.values())
 
-    @property
-    def full(self) -> bool:
-        return len(self._all) >= self._limit
-
     def get(self, key: RequestKey) -> Waiter | None:
         return self._all.get(key)
 
     def models(self) -> list[str]:
-        return list(self._lines)
+        return list(self._models)
 
-    def line(self, model: str) -> tuple[Waiter, ...]:
-        """In the order in which they are to be placed."""
-        return tuple(self._lines.get(model, ()))
+    def classes(self, model: str) -> Classes:
+        """Lines by priority and tenant, for reading; lower is sooner, as in vLLM."""
+        return self._models.get(model, {})
+
+    def ahead(self, waiter: Waiter) -> int:
+        """How many of its own tenant's line go before a waiter."""
+        line = self.classes(waiter.place.model).get(waiter.place.priority, {}).get(waiter.place.tenant, [])
+        return bisect_left(line, waiter.rank, key=_rank)
+
+    def share(self, model: str) -> FairShare:
+        """What tenants were served of a model; outlives what waits."""
+        share = self._shares.get(model)
+        if share is None:
+            share = self._shares[model] = FairShare(self._weights)
+        return share
+
+    def next(
+        self, model: str, passed: Collection[RequestKey] = (), held_back: Collection[str] = ()
+    ) -> Waiter | None:
+        """Who is to be placed now, but for waiters that are `passed` over and tenants that are held back."""
+        classes, counter = self._models.get(model, {}), self.share(model).counter
+        for priority in sorted(classes):
+            heads = [
+                head
+                for tenant, line in classes[priority].items()
+                if tenant not in held_back
+                and (head := next((each for each in line if each.key not in passed), None))
+            ]
+            if heads:
+                return min(heads, key=lambda head: (counter(head.place.tenant), head.rank))
+        return None
+
+    def last_behind(self, waiter: Waiter) -> Waiter | None:
+        """The last in the longest line of its model's least urgent class, if that is less urgent than it."""
+        classes = self.classes(waiter.place.model)
+        least_urgent = max(classes, default=waiter.place.priority)
+        if least_urgent <= waiter.place.priority:
+            return None
+        return max(classes[least_urgent].values(), key=len)[-1]
 
     def push(self, waiter: Waiter) -> None:
         self._all[waiter.key] = waiter
-        insort(self._lines.setdefault(waiter.place.model, []), waiter, key=lambda each: each.rank)
+        self.share(waiter.place.model).arrives(waiter.place.tenant, waiter.arrived)
+        tenants = self._models.setdefault(waiter.place.model, {}).setdefault(waiter.place.priority, {})
+        insort(tenants.setdefault(waiter.place.tenant, []), waiter, key=_rank)
 
     def remove(self, key: RequestKey) -> Waiter | None:
         waiter = self._all.pop(key, None)
         if waiter is not None:
-            line = self._lines[waiter.place.model]
-            line.remove(waiter)
-            if not line:
-                del self._lines[waiter.place.model]
+            self._leave_line(waiter)
+            self.share(waiter.place.model).leaves(waiter.place.tenant)
         return waiter
-
-    def remove_where(self, condition: Callable[[Waiter], bool]) -> list[Waiter]:
-        gone = [waiter for waiter in self._all.values() if condition(waiter)]
-        for waiter in gone:
-            self.remove(waiter.key)
-        return gone
 
     def remove_router(
         self, router_id: str, keep: Collection[str] = (), arrived_before: float = float("inf")
     ) -> list[Waiter]:
-        return self.remove_where(
-            lambda waiter: (
-                waiter.key.router_id == router_id
-                and waiter.key.request_id not in keep
-                and waiter.arrived < arrived_before
-            )
-        )
+        gone = [
+            waiter
+            for key, waiter in self._all.items()
+            if key.router_id == router_id and key.request_id not in keep and waiter.arrived < arrived_before
+        ]
+        for waiter in gone:
+            self.remove(waiter.key)
+        return gone
+
+    def forget_idle(self, now: float) -> None:
+        """Bounds what is remembered of tenants and models that come no more."""
+        for model, share in tuple(self._shares.items()):
+            share.forget_idle(now)
+            if not len(share):
+                del self._shares[model]
+
+    def _leave_line(self, waiter: Waiter) -> None:
+        place = waiter.place
+        classes = self._models[place.model]
+        tenants = classes[place.priority]
+        line = tenants[place.tenant]
+        del line[bisect_left(line, waiter.rank, key=_rank)]
+        # nothing empty stays behind: models, classes and tenants come and go
+        if not line:
+            del tenants[place.tenant]
+            if not tenants:
+                del classes[place.priority]
+                if not classes:
+                    del self._models[place.model]
 
     def check_integrity(self) -> None:
-        """Every waiter stands in exactly one line, in order."""
-        lined = [waiter for line in self._lines.values() for waiter in line]
+        """Every waiter stands in exactly one line, in order; no line is empty."""
+        lined: list[Waiter] = []
+        for model, classes in self._models.items():
+            for priority, tenants in classes.items():
+                for tenant, line in tenants.items():
+                    assert line, f"an empty line of {tenant!r} for {model}"
+                    assert [w.rank for w in line] == sorted(w.rank for w in line)
+                    assert all(
+                        (w.place.model, w.place.priority, w.place.tenant) == (model, priority, tenant)
+                        for w in line
+                    )
+                    lined += line
+            for tenant in {tenant for tenants in classes.values() for tenant in tenants}:
+                count = sum(len(tenants.get(tenant, ())) for tenants in classes.values())
+                assert self.share(model).waiting(tenant) == count, f"{tenant!r} waits {count} times"
         assert {waiter.key for waiter in lined} == set(self._all)
-        assert len(lined) == len(self._all) <= self._limit
-        for model, line in self._lines.items():
-            assert line, f"an empty line for {model}"
-            assert all(waiter.place.model == model for waiter in line)
-            assert [w.rank for w in line] == sorted(w.rank for w in line)
+        assert len(lined) == len(self._all) <= self.limit
+
+
+def _rank(waiter: Waiter) -> tuple[float, int]:
+    return waiter.rank

@@ -11,35 +11,12 @@ from .fleet import Member
 from .view import Demand
 
 _MOST_RETRY_S = 30.0
-_GAIN = 1 / 16
 
 
 class Refused(NamedTuple):
     reason: RefusalReason
     message: str
     retry_after_s: float | None = None
-
-
-class RetryAdvice:
-    """How long a queue of given length takes to move on, from the pace at which requests end."""
-
-    def __init__(self) -> None:
-        self._interval_s: float | None = None
-        self._last: float | None = None
-
-    def released(self, now: float) -> None:
-        if self._last is not None:
-            gap = now - self._last
-            self._interval_s = gap if self._interval_s is None else self._mix(self._interval_s, gap)
-        self._last = now
-
-    def after(self, waiting: int) -> float:
-        """Seconds, between 1 and 30; 1 while nothing is known."""
-        return min(_MOST_RETRY_S, max(1.0, waiting * (self._interval_s or 0.0)))
-
-    @staticmethod
-    def _mix(old: float, new: float) -> float:
-        return old + (new - old) * _GAIN
 
 
 def too_long(demand: Demand, card: ModelCard) -> Refused | None:
@@ -67,8 +44,23 @@ def too_large(demand: Demand, card: ModelCard, serving: Sequence[Member]) -> Ref
     return None
 
 
-def queue_full(waiting: int, retry_after_s: float) -> Refused:
-    return Refused("queue_full", f"{waiting} requests are waiting already", retry_after_s)
+def queue_full(waiting: int, wait_s: float) -> Refused:
+    return Refused("queue_full", f"{waiting} requests are waiting already", _retry_after(wait_s))
+
+
+def long_wait(wait_s: float, limit_s: float) -> Refused:
+    return Refused(
+        "queue_full",
+        f"a worker would be free in about {wait_s:.1f} s, which is more than {limit_s:.1f} s",
+        _retry_after(wait_s),
+    )
+
+
+def hopeless(predicted_s: float, remaining_s: float) -> Refused:
+    return Refused(
+        "deadline",
+        f"the best worker would take {predicted_s:.1f} s to the first token, and {remaining_s:.1f} s are left",
+    )
 
 
 def deadline_passed(waited_s: float) -> Refused:
@@ -81,3 +73,7 @@ def no_worker(model: str, grace_s: float) -> Refused:
 
 def unknown_model(model: str) -> Refused:
     return Refused("unknown_model", f"no worker serves a model called {model}")
+
+
+def _retry_after(wait_s: float) -> float:
+    return min(_MOST_RETRY_S, max(1.0, wait_s))

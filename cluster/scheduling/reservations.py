@@ -6,6 +6,7 @@ router. Knows nothing of reports, costs or queues.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import msgspec
 
 from decodefleet.worker.protocol import Placement
 
-from .view import NO_LOAD, Load, WorkerKey
+from .view import NO_LOAD, Demand, Load, WorkerKey
 
 
 class RequestKey(NamedTuple):
@@ -24,13 +25,13 @@ class RequestKey(NamedTuple):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """load: what is still promised; its prefill part ends with Started. n: sequences."""
+    """load: what is still promised; its prefill part ends with Started."""
 
     key: RequestKey
     worker: WorkerKey
     placement: Placement
-    model: str
-    n: int
+    tenant: str
+    demand: Demand
     load: Load
     placed_at: float
     started: bool = False
@@ -42,6 +43,7 @@ class Ledger:
         self._all: dict[RequestKey, Reservation] = {}
         self._sums: dict[WorkerKey, Load] = {}
         self._by_worker: dict[WorkerKey, set[RequestKey]] = {}
+        self._by_model: dict[str, Counter[str]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -58,6 +60,10 @@ class Ledger:
     def count(self, worker: WorkerKey) -> int:
         return len(self._by_worker.get(worker, ()))
 
+    def sequences(self, model: str) -> Counter[str]:
+        """Sequences of a model that are promised, by tenant."""
+        return self._by_model.get(model, Counter())
+
     def reserve(self, reservation: Reservation) -> None:
         """Raises ValueError where the request holds one already."""
         if reservation.key in self._all:
@@ -65,6 +71,8 @@ class Ledger:
         self._all[reservation.key] = reservation
         self._by_worker.setdefault(reservation.worker, set()).add(reservation.key)
         self._sums[reservation.worker] = self.load(reservation.worker) + reservation.load
+        demand = reservation.demand
+        self._by_model.setdefault(demand.model, Counter())[reservation.tenant] += demand.n
 
     def start(self, key: RequestKey) -> Reservation | None:
         """The prefill is computed. None where there is nothing to change."""
@@ -87,7 +95,16 @@ class Ledger:
             self._sums[held.worker] = self.load(held.worker) - held.load
         else:
             del self._by_worker[held.worker], self._sums[held.worker]
+        self._leave_model(held)
         return held
+
+    def _leave_model(self, held: Reservation) -> None:
+        tenants = self._by_model[held.demand.model]
+        tenants[held.tenant] -= held.demand.n
+        if not tenants[held.tenant]:
+            del tenants[held.tenant]
+            if not tenants:
+                del self._by_model[held.demand.model]
 
     def drop_worker(self, worker: WorkerKey) -> list[Reservation]:
         return self._drop(tuple(self._by_worker.get(worker, ())))
@@ -112,11 +129,14 @@ class Ledger:
     def check_integrity(self, live: Collection[WorkerKey]) -> None:
         """Sums equal their parts, nothing is negative, and every worker with reservations is live."""
         sums: dict[WorkerKey, Load] = {}
+        tenants: dict[str, Counter[str]] = {}
         for key, held in self._all.items():
             assert held.key == key
             assert held.load == held.load.beyond(NO_LOAD), f"negative reservation {held}"
             assert not (held.started and held.load.prefill_tokens), f"started with prefill {held}"
             sums[held.worker] = sums.get(held.worker, NO_LOAD) + held.load
+            tenants.setdefault(held.demand.model, Counter())[held.tenant] += held.demand.n
+        assert tenants == self._by_model, "sequences by tenant differ from their parts"
         assert sums == self._sums, "sums differ from their parts"
         keys = {key for held in self._by_worker.values() for key in held}
         assert keys == set(self._all), "reservations and the per-worker index differ"

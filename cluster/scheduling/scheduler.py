@@ -86,7 +86,7 @@ class GlobalScheduler:
             return []
         current = self.fleet.current(key.worker_id)
         if current is not None and current.key != key:
-            self._placer.remove_worker(current.key, now)
+            self._admission.lost(self._placer.remove_worker(current.key, now))
             self.index.clear(current.key)
         member = self.fleet.register(message, now)
         self.fleet.report(member, message.stats, self.ledger.load(key), now)
@@ -124,9 +124,9 @@ class GlobalScheduler:
         return [*greeting, *self._admission.admit(key, request, now)]
 
     def started(self, message: Started, router_id: str, now: float) -> list[Outgoing]:
-        """The first token came."""
+        """The first token came: its worker may have time for more."""
         self._placer.start(RequestKey(router_id, message.request_id), message.attempt)
-        return []
+        return self._admission.drain(now)
 
     def release(self, message: Release, router_id: str, now: float) -> list[Outgoing]:
         """Idempotent; withdraws a waiting request too. Late news of an older attempt changes nothing."""
@@ -136,7 +136,7 @@ class GlobalScheduler:
             self.queue.remove(key)
         if held is not None and held.placement.attempt <= message.attempt:
             self._placer.give_back(key, now)
-            self._admission.ended(held, message.generated, now)
+            self._admission.ended(held, message.generated)
         return self._admission.drain(now)
 
     def router_report(self, message: RouterReport, now: float) -> list[Outgoing]:
@@ -157,13 +157,13 @@ class GlobalScheduler:
     def tick(self, now: float) -> list[Outgoing]:
         """Expire workers, routers, waiting requests and index entries; call it many times a second."""
         for member in self.fleet.silent(now):
-            self._placer.remove_worker(member.key, now)
+            self._admission.lost(self._placer.remove_worker(member.key, now))
         outgoing: list[Outgoing] = []
         for router_id in self._routers.silent(now):
             outgoing += self.router_gone(router_id, now)
         self._placer.tick(now)
         outgoing += self._admission.drain(now)
-        outgoing += self._admission.refuse_overdue(now)
+        outgoing += self._admission.tick(now)
         return [*outgoing, *self._news(now)]
 
     def check_integrity(self) -> None:

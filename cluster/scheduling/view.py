@@ -139,23 +139,29 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
             blocks=self.card.blocks_for(new_tokens, demand.n),
         )
 
-    def fits(self, demand: Demand, hit: Hit) -> bool:
+    @property
+    def start_s(self) -> float:
+        """Seconds of prefill before a new request's own."""
+        return self.load.prefill_tokens * self.step_time.prefill_token
+
+    def fits(self, demand: Demand, hit: Hit, spare: float = 0.0) -> bool:
         """Whether it could run at once, without queueing behind this worker's own memory.
 
         An idle worker takes any prompt that its pool holds at all, whatever is expected to follow, so that
-        no request waits for ever for room that no worker has.
+        no request waits for ever for room that no worker has. spare: fraction of the worker to leave free.
         """
         stats, sequences, card = self.stats, self.load.sequences, self.card
         if 0 < stats.total_blocks < card.blocks_for(demand.prompt_tokens + 1):
             return False
         if sequences == 0:
             return True
-        if stats.max_running is not None and sequences + demand.n > stats.max_running:
+        if stats.max_running is not None and sequences + demand.n > stats.max_running * (1 - spare):
             return False
         new_tokens = demand.prompt_tokens + demand.expected_tokens * demand.n
         if hit.gpu_blocks:
             new_tokens -= self._shared(demand, hit)
-        return card.blocks_for(new_tokens, demand.n) <= stats.total_blocks - self.load.blocks
+        room = stats.total_blocks * (1 - spare) - self.load.blocks
+        return card.blocks_for(new_tokens, demand.n) <= room
 
     def _shared(self, demand: Demand, hit: Hit) -> int:
         """Prompt tokens that take no new memory: what comes from below the GPU does."""

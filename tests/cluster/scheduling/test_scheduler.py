@@ -70,7 +70,7 @@ def test_unlike_requests_spread(make, policy):
 
 def test_burst_at_equal_stale_reports_spreads(make):
     """No report comes between: only the scheduler's own reservations tell the workers apart."""
-    workers = spread(make.scheduler(8), make, 160)
+    workers = spread(make.scheduler(8, bind_ahead_s=100), make, 160)
     assert set(workers.values()) == {20}
 
 
@@ -378,7 +378,7 @@ def test_who_waits_out_an_exclusion_holds_up_nobody(make):
 
 
 def test_silent_worker_is_fenced_before_any_tick(make):
-    scheduler = make.scheduler(2)
+    scheduler = make.scheduler(2, bind_ahead_s=100)
     scheduler.index.stored(WorkerKey("w0", "one"), make.hashes(30))
     scheduler.heartbeat(heartbeat(make, "w1"), 3.5)
     place = {"prompt_tokens": 500, "block_hashes": b"".join(make.hashes(30))}

@@ -28,6 +28,8 @@ WORKERS = st.sampled_from(["w0", "w1", "w2"])
 ROUTERS = st.sampled_from(["r0", "r1"])
 REQUESTS = st.sampled_from([f"q{number}" for number in range(8)])
 MODELS = st.sampled_from(["m", "n"])
+TENANTS = st.sampled_from(["", "a", "b"])
+SESSIONS = st.sampled_from(["", "s"])
 CHAIN = b"".join(bytes([number]) * 16 for number in range(1, 21))
 
 
@@ -117,11 +119,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_tokens=st.integers(1, 420),
         n=st.integers(1, 4),
         priority=st.integers(-1, 1),
+        tenant=TENANTS,
+        session=SESSIONS,
         deadline=st.none() | st.floats(0.1, 5),
         exclude=st.sets(WORKERS, max_size=2),
         again=st.booleans(),
     )
-    def place(self, router, request, model, prompt_tokens, n, priority, deadline, exclude, again):
+    def place(
+        self, router, request, model, prompt_tokens, n, priority, tenant, session, deadline, exclude, again
+    ):
         """A new attempt, or the last one `again`."""
         attempt = self.attempts.get((router, request), -1)
         attempt = max(0, attempt) if again else attempt + 1
@@ -139,6 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_new_tokens=64,
             n=n,
             priority=priority,
+            tenant=tenant,
+            session_id=session,
             deadline_s=deadline,
             exclude=tuple(exclude),
         )

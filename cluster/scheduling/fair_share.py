@@ -1,0 +1,104 @@
+"""What each tenant of a model has been served, in tokens by weight: whose turn it is when requests wait.
+
+Start-time fair queueing: who waits and was served least goes first; who comes back from idling is lifted to
+the counter of whoever was served last, so that nobody banks idle time. Between tenants that wait all the
+time, served tokens by weight differ by two requests at most. Pure bookkeeping: knows no requests, no workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# whoever was served this long ago still counts among those who share
+ACTIVE_S = 60.0
+_RECOUNT_S = 1.0
+# idle accounts kept at most; who is forgotten is lifted like a newcomer
+_KEPT = 4096
+
+
+@dataclass(slots=True)
+class Account:
+    """counter: weighted tokens served, divided by the tenant's weight; comparable between tenants only."""
+
+    weight: float
+    counter: float = 0.0
+    waiting: int = 0
+    seen: float = 0.0
+
+
+class FairShare:
+    """weights: of tenants, 1 where not given."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._accounts: dict[str, Account] = {}
+        self._floor = 0.0
+        self._active = 0.0
+        self._active_until = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def counter(self, tenant: str) -> float:
+        return self._account(tenant).counter
+
+    def waiting(self, tenant: str) -> int:
+        account = self._accounts.get(tenant)
+        return account.waiting if account is not None else 0
+
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
+    def arrives(self, tenant: str, now: float) -> None:
+        """One more request of the tenant waits."""
+        account = self._account(tenant)
+        if not account.waiting:
+            account.counter = max(account.counter, self._floor)
+        account.waiting += 1
+        account.seen = now
+
+    def leaves(self, tenant: str) -> None:
+        """One of them waits no more, served or not."""
+        self._account(tenant).waiting -= 1
+
+    def served(self, tenant: str, tokens: float) -> None:
+        account = self._account(tenant)
+        self._floor = max(self._floor, account.counter)
+        account.counter += tokens / account.weight
+
+    def correct(self, tenant: str, tokens: float) -> None:
+        """It took so many tokens more, or fewer, than was charged."""
+        account = self._account(tenant)
+        account.counter = max(0.0, account.counter + tokens / account.weight)
+
+    def fraction(self, tenant: str, now: float) -> float:
+        """The tenant's part of the whole, among those who wait or were active lately."""
+        if now >= self._active_until:
+            self._active_until = now + _RECOUNT_S
+            self._active = sum(
+                account.weight
+                for account in self._accounts.values()
+                if account.waiting or now - account.seen < ACTIVE_S
+            )
+        weight = self.weight(tenant)
+        return weight / max(self._active, weight)
+
+    def forget_idle(self, now: float) -> None:
+        """Drop accounts that say nothing: what is below the floor would be lifted to it anyway."""
+        idle = [
+            name
+            for name, account in self._accounts.items()
+            if not account.waiting and now - account.seen >= ACTIVE_S
+        ]
+        surplus = len(idle) - _KEPT
+        for position, name in enumerate(idle):
+            if position < surplus or self._accounts[name].counter <= self._floor:
+                del self._accounts[name]
+
+    def _account(self, tenant: str) -> Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(self.weight(tenant), counter=self._floor)
+            self._active_until = float("-inf")
+        return account

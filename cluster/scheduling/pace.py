@@ -1,0 +1,67 @@
+"""How fast a model's queue moves, and how long a newcomer would wait in it. Pure.
+
+The clock runs only while somebody waits: how fast requests are placed when nobody does says how many come,
+not how many could be served.
+"""
+
+from __future__ import annotations
+
+from .queue import Waiter, WaitQueue
+
+# about the last hundred that left the queue count
+_FADE = 1 - 1 / 64
+
+
+class Pace:
+    def __init__(self) -> None:
+        self._elapsed = 0.0
+        self._moved = 0.0
+        self._since: float | None = None
+
+    def waits(self, now: float) -> None:
+        """Somebody waits."""
+        if self._since is None:
+            self._since = now
+
+    def moved(self, now: float) -> None:
+        """Somebody who waited was placed."""
+        self._advance(now)
+        self._elapsed *= _FADE
+        self._moved = self._moved * _FADE + 1
+
+    def rests(self, now: float) -> None:
+        """Nobody waits any more, or nobody is there to wait for."""
+        self._advance(now)
+        self._since = None
+
+    def interval_s(self, now: float) -> float:
+        """Seconds from one that leaves the queue to the next; zero while nothing is known."""
+        running = 0.0 if self._since is None else now - self._since
+        return (self._elapsed + running) / (self._moved + 1)
+
+    def _advance(self, now: float) -> None:
+        if self._since is not None:
+            self._elapsed += now - self._since
+            self._since = now
+
+
+def turns_until(waiter: Waiter, queue: WaitQueue) -> float:
+    """How many leave the queue until this one, itself included, if all requests are of one size.
+
+    Those of more urgent classes, its tenant's own before it, and of each other tenant as many per own one as
+    their weights say.
+    """
+    place, share = waiter.place, queue.share(waiter.place.model)
+    turns = 0.0
+    for priority, tenants in queue.classes(place.model).items():
+        if priority < place.priority:
+            turns += sum(len(line) for line in tenants.values())
+        elif priority == place.priority:
+            own = 1 + queue.ahead(waiter)
+            weight = share.weight(place.tenant)
+            turns += own + sum(
+                min(len(line), own * share.weight(tenant) / weight)
+                for tenant, line in tenants.items()
+                if tenant != place.tenant
+            )
+    return turns
