@@ -53,10 +53,10 @@ def turns_until(waiter: Waiter, queue: WaitQueue) -> float:
     """
     place, share = waiter.place, queue.share(waiter.place.model)
     turns = 0.0
-    for priority, tenants in queue.classes(place.model).items():
-        if priority < place.priority:
+    for urgency, tenants in queue.classes(place.model).items():
+        if urgency < waiter.urgency:
             turns += sum(len(line) for line in tenants.values())
-        elif priority == place.priority:
+        elif urgency == waiter.urgency:
             own = 1 + queue.ahead(waiter)
             weight = share.weight(place.tenant)
             turns += own + sum(

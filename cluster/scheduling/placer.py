@@ -22,7 +22,7 @@ from .queue import Waiter
 from .refusals import Refused
 from .reservations import Ledger, RequestKey, Reservation
 from .sessions import Sessions, worth_returning
-from .view import NO_HIT, Hit, WorkerKey, WorkerView
+from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
 
 # who predicts this many times the time that is left is believed
 CERTAIN = 2.0
@@ -59,9 +59,9 @@ class Placer:
         hits = self.index.hits(waiter.hashes)
         views = [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in candidates]
         if self.config.late_binding:
-            views = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT), spare)]
-            if not views or min(view.start_s for view in views) > self.config.bind_ahead_s:
-                return None
+            views = self._with_room(views, demand, hits, spare)
+        if not views:
+            return None
         chosen = self._choose(waiter, views, hits)
         cost = cost_of(chosen, demand, hits.get(chosen.key, NO_HIT))
         if waiter.deadline is not None and now + cost.first_token_s > waiter.deadline:
@@ -72,6 +72,20 @@ class Placer:
             Decision.on(waiter, now, self.policy.name, chosen=chosen.key, considered=views, hits=hits)
         )
         return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now)
+
+    def _with_room(
+        self, views: Sequence[WorkerView], demand: Demand, hits: Hits, spare: float
+    ) -> list[WorkerView]:
+        """Workers that need not queue it; none as long as all have enough to do.
+
+        One with enough to do is among them where it has some of the prompt: its cost tells if that is worth
+        the wait.
+        """
+        ahead = self.config.bind_ahead_s
+        fitting = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT), spare)]
+        if all(view.start_s > ahead for view in fitting):
+            return []
+        return [view for view in fitting if view.start_s <= ahead or view.key in hits]
 
     def _choose(self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits) -> WorkerView:
         """The policy's choice; a session's last worker instead where that costs next to nothing more."""

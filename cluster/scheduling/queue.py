@@ -20,9 +20,14 @@ from .view import Demand
 
 _NEVER = float("inf")
 
+Urgency = tuple[int, bool]
+
 
 class Waiter(msgspec.Struct, frozen=True):
-    """One request between Place and its answer. deadline: on the scheduler's clock; None for never."""
+    """One request between Place and its answer.
+
+    deadline: on the scheduler's clock; None for never. resumed: its client has read a part of the answer.
+    """
 
     key: RequestKey
     place: Place
@@ -31,6 +36,12 @@ class Waiter(msgspec.Struct, frozen=True):
     arrived: float
     number: int
     deadline: float | None = None
+    resumed: bool = False
+
+    @property
+    def urgency(self) -> Urgency:
+        """Lower goes first, as in vLLM; of one priority, those whose client has stopped in mid-sentence."""
+        return self.place.priority, not self.resumed
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -38,8 +49,7 @@ class Waiter(msgspec.Struct, frozen=True):
         return (_NEVER if self.deadline is None else self.deadline), self.number
 
 
-Line = list[Waiter]
-Classes = dict[int, dict[str, Line]]
+Classes = dict[Urgency, dict[str, list[Waiter]]]
 
 
 class WaitQueue:
@@ -65,12 +75,12 @@ class WaitQueue:
         return list(self._models)
 
     def classes(self, model: str) -> Classes:
-        """Lines by priority and tenant, for reading; lower is sooner, as in vLLM."""
+        """Lines by urgency and tenant, for reading."""
         return self._models.get(model, {})
 
     def ahead(self, waiter: Waiter) -> int:
         """How many of its own tenant's line go before a waiter."""
-        line = self.classes(waiter.place.model).get(waiter.place.priority, {}).get(waiter.place.tenant, [])
+        line = self.classes(waiter.place.model).get(waiter.urgency, {}).get(waiter.place.tenant, [])
         return bisect_left(line, waiter.rank, key=_rank)
 
     def share(self, model: str) -> FairShare:
@@ -85,10 +95,10 @@ class WaitQueue:
     ) -> Waiter | None:
         """Who is to be placed now, but for waiters that are `passed` over and tenants that are held back."""
         classes, counter = self._models.get(model, {}), self.share(model).counter
-        for priority in sorted(classes):
+        for urgency in sorted(classes):
             heads = [
                 head
-                for tenant, line in classes[priority].items()
+                for tenant, line in classes[urgency].items()
                 if tenant not in held_back
                 and (head := next((each for each in line if each.key not in passed), None))
             ]
@@ -99,15 +109,15 @@ class WaitQueue:
     def last_behind(self, waiter: Waiter) -> Waiter | None:
         """The last in the longest line of its model's least urgent class, if that is less urgent than it."""
         classes = self.classes(waiter.place.model)
-        least_urgent = max(classes, default=waiter.place.priority)
-        if least_urgent <= waiter.place.priority:
+        least_urgent = max(classes, default=waiter.urgency)
+        if least_urgent <= waiter.urgency:
             return None
         return max(classes[least_urgent].values(), key=len)[-1]
 
     def push(self, waiter: Waiter) -> None:
         self._all[waiter.key] = waiter
         self.share(waiter.place.model).arrives(waiter.place.tenant, waiter.arrived)
-        tenants = self._models.setdefault(waiter.place.model, {}).setdefault(waiter.place.priority, {})
+        tenants = self._models.setdefault(waiter.place.model, {}).setdefault(waiter.urgency, {})
         insort(tenants.setdefault(waiter.place.tenant, []), waiter, key=_rank)
 
     def remove(self, key: RequestKey) -> Waiter | None:
@@ -139,14 +149,14 @@ class WaitQueue:
     def _leave_line(self, waiter: Waiter) -> None:
         place = waiter.place
         classes = self._models[place.model]
-        tenants = classes[place.priority]
+        tenants = classes[waiter.urgency]
         line = tenants[place.tenant]
         del line[bisect_left(line, waiter.rank, key=_rank)]
         # nothing empty stays behind: models, classes and tenants come and go
         if not line:
             del tenants[place.tenant]
             if not tenants:
-                del classes[place.priority]
+                del classes[waiter.urgency]
                 if not classes:
                     del self._models[place.model]
 
@@ -154,13 +164,12 @@ class WaitQueue:
         """Every waiter stands in exactly one line, in order; no line is empty."""
         lined: list[Waiter] = []
         for model, classes in self._models.items():
-            for priority, tenants in classes.items():
+            for urgency, tenants in classes.items():
                 for tenant, line in tenants.items():
                     assert line, f"an empty line of {tenant!r} for {model}"
                     assert [w.rank for w in line] == sorted(w.rank for w in line)
                     assert all(
-                        (w.place.model, w.place.priority, w.place.tenant) == (model, priority, tenant)
-                        for w in line
+                        (w.place.model, w.urgency, w.place.tenant) == (model, urgency, tenant) for w in line
                     )
                     lined += line
             for tenant in {tenant for tenants in classes.values() for tenant in tenants}:

@@ -59,7 +59,7 @@ def long_wait(wait_s: float, limit_s: float) -> Refused:
 def hopeless(predicted_s: float, remaining_s: float) -> Refused:
     return Refused(
         "deadline",
-        f"the best worker would take {predicted_s:.1f} s to the first token, and {remaining_s:.1f} s are left",
+        f"the first token would take {predicted_s:.1f} s at best, and {remaining_s:.1f} s are left",
     )
 
 
