@@ -6,8 +6,10 @@ wires a part that knows no Ray to Serve's life cycle. `build` is the entry for S
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from .config import ConfigError, ServeConfig, load_config
 from .directory.publisher import DirectoryPublisher
 from .directory.reader import DirectoryReader
 from .news import NewsSender
+from .observability.process_metrics import ProcessMetrics
+from .observability.tracing import Tracing
 from .replica import Locate, Supervisor
 from .router import Router
 from .scheduling.config import SchedulingConfig
@@ -58,11 +62,19 @@ class SchedulerReplica:
         )
         await self._server.start()
 
+        loop = asyncio.get_running_loop()
+        self._port = _own_port(
+            config, lambda: asyncio.run_coroutine_threadsafe(self._server.metrics(), loop).result(10)
+        )
+
     async def locate(self) -> tuple[str, int]:
         return self._server.endpoint, self._server.epoch
 
     async def metrics(self) -> str:
         return await self._server.metrics()
+
+    async def overview(self, since: float) -> dict[str, Any]:
+        return self._server.overview(since)
 
     async def placements(self, request_id: str | None = None) -> list[dict[str, Any]]:
         return self._server.placements(request_id)
@@ -71,6 +83,7 @@ class SchedulerReplica:
         self._server.check_health()
 
     async def __del__(self) -> None:
+        _close(self._port)
         await self._server.stop()
 
 
@@ -95,12 +108,14 @@ class WorkerReplica:
             log_file=local.log_dir / f"{worker_id}.log" if local is not None else None,
             news=NewsSender(local.news, worker_id) if local is not None else None,
         )
+        self._port = _own_port(config, self._supervisor.metrics)
         await self._supervisor.start()
 
     async def check_health(self) -> None:
         self._supervisor.check_health()
 
     async def __del__(self) -> None:
+        _close(self._port)
         await self._supervisor.stop()
 
 
@@ -113,25 +128,45 @@ class RouterReplica:
         del workers
         set_up_logging(config)
         self._config = config
-        self._scheduler = scheduler
+        self._fleet = FleetOfServe(scheduler)
         self._router = Router(_locate(scheduler), Security.from_secret(config.secret()))
+        endpoint = config.otlp_traces_endpoint
+        self._tracing = Tracing(endpoint, self._router.router_id) if endpoint is not None else None
+        self._port = _own_port(config, self._router.metrics.text)
         self._router.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        settings = ApiSettings(api_keys=self._config.api_keys(), max_body_bytes=self._config.max_body_bytes)
-        app: FastAPI = build_app(self._router, settings, metrics=self._metrics, placements=self._placements)
+        config = self._config
+        settings = ApiSettings(
+            api_keys=config.api_keys(), max_body_bytes=config.max_body_bytes, access_log=config.access_log
+        )
+        app: FastAPI = build_app(self._router, settings, fleet=self._fleet, tracing=self._tracing)
         return app
 
-    async def _metrics(self) -> str:
+    async def __del__(self) -> None:
+        _close(self._port)
+        await self._router.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
+
+class FleetOfServe:
+    """A `FleetSource` that asks the scheduler's replica, wherever Serve has put it."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    async def metrics(self) -> str:
         text: str = await self._scheduler.metrics.remote()
         return text
 
-    async def _placements(self, request_id: str | None) -> list[dict[str, Any]]:
+    async def placements(self, request_id: str | None) -> list[dict[str, Any]]:
         placements: list[dict[str, Any]] = await self._scheduler.placements.remote(request_id)
         return placements
 
-    async def __del__(self) -> None:
-        await self._router.close()
+    async def overview(self, since: float) -> dict[str, Any]:
+        overview: dict[str, Any] = await self._scheduler.overview.remote(since)
+        return overview
 
 
 def build_application(config: ServeConfig, local: LocalRun | None = None) -> serve.Application:
@@ -142,8 +177,8 @@ def build_application(config: ServeConfig, local: LocalRun | None = None) -> ser
         "max_ongoing_requests": CALLS,
         "graceful_shutdown_wait_loop_s": 0.2,
         "health_check_period_s": 5,
-        # routers count requests themselves; Serve would format a line for each
-        "logging_config": LoggingConfig(enable_access_log=False),
+        # routers log requests themselves; Serve would format a line for each
+        "logging_config": LoggingConfig(enable_access_log=False, encoding=config.log_format.upper()),
     }
     drained_s = config.drain_s + SHUTDOWN_MARGIN_S
     resources = _worker_resources(config)
@@ -183,6 +218,17 @@ def data_host(config: ServeConfig) -> str:
     if config.data_host is not None:
         return config.data_host
     return ray.util.get_node_ip_address() if config.address is not None else "127.0.0.1"
+
+
+def _own_port(config: ServeConfig, read: Callable[[], str]) -> ProcessMetrics | None:
+    if config.metrics_port is None:
+        return None
+    return ProcessMetrics(data_host(config), config.metrics_port, read)
+
+
+def _close(port: ProcessMetrics | None) -> None:
+    if port is not None:
+        port.close()
 
 
 def set_up_logging(config: ServeConfig) -> None:

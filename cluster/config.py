@@ -34,6 +34,7 @@ ENV_PREFIX = "DECODEFLEET_"
 
 Origin = Literal["flag", "env", "file", "default"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class ConfigError(ValueError):
@@ -71,6 +72,19 @@ class ServeConfig(Frozen):
     api_key_file: Path | None = _option(None, "Server", "file with one API key per line")
     max_body_bytes: int = _option(16 << 20, "Server", "largest request body that is read", ge=1024)
     log_level: LogLevel = _option("info", "Server", "least severe message that is logged")
+
+    log_format: LogFormat = _option("text", "Observability", "json writes each line as one JSON object")
+    access_log: bool = _option(True, "Observability", "log one line per request, with its tokens and times")
+    otlp_traces_endpoint: str | None = _option(
+        None, "Observability", "where traces go, as OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces"
+    )
+    metrics_port: int | None = _option(
+        None,
+        "Observability",
+        "first port for metrics of each process by itself; the fleet's are at /metrics in any case",
+        ge=1,
+        le=65535,
+    )
 
     workers: int = _option(1, "Cluster", "number of model replicas", ge=1, le=1024)
     routers: int = _option(1, "Cluster", "number of router replicas", ge=1, le=256)

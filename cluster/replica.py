@@ -25,15 +25,18 @@ from decodefleet.worker.protocol import (
     Heartbeat,
     KvEvents,
     Loading,
+    ModelCard,
     Ready,
     SchedulerLost,
     Shutdown,
     ToSupervisor,
+    WorkerStats,
 )
 from decodefleet.worker.transport import PeerUnreachable, Security
 
 from .config import ServeConfig
 from .news import NewsSender
+from .observability.worker_metrics import worker_text
 from .rank_process import RankProcess, rank_environment
 
 log = logging.getLogger(__name__)
@@ -100,6 +103,8 @@ class Supervisor:
         self._publisher: KvPublisher | None = None
         self._last_words: str | None = None
         self._heard = time.monotonic()
+        self._stats = WorkerStats()
+        self._card: ModelCard | None = None
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         self._started: asyncio.Future[None] | None = None
@@ -110,6 +115,10 @@ class Supervisor:
     def pid(self) -> int | None:
         """Of the rank process that lives now."""
         return self._rank.pid if self._rank is not None and self._rank.alive else None
+
+    def metrics(self) -> str:
+        """This worker's, as Prometheus text; empty before its first start. From any thread."""
+        return "" if self._card is None else worker_text(self._card, self._stats)
 
     async def start(self) -> None:
         """Returns when the worker can generate. Raises WorkerFailed; no second try is made then."""
@@ -206,6 +215,7 @@ class Supervisor:
             case Ready():
                 await self._on_ready(message)
             case Heartbeat(stats=stats):
+                self._stats = stats
                 if stats.draining and stats.running == 0 and stats.waiting == 0:
                     self._drained.set()
             case KvEvents():
@@ -218,6 +228,7 @@ class Supervisor:
 
     async def _on_ready(self, ready: Ready) -> None:
         self.ready = ready
+        self._card = ready.card
         if self._make_publisher is not None:
             self._publisher = self._make_publisher(ready)
             await self._publisher.start()

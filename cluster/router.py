@@ -63,7 +63,13 @@ class Router:
         self._context = zmq.asyncio.Context()
         self._workers = WorkerClients(self._context, self.router_id, security)
         self._scheduler = SchedulerClient(
-            self._context, self.router_id, locate, security, self.metrics.text, self._load_texts
+            self._context,
+            self.router_id,
+            locate,
+            security,
+            metrics=self.metrics.text,
+            counts=self.metrics.counts,
+            on_models=self._load_texts,
         )
         self._texts: dict[tuple[str, str], asyncio.Task[TextService]] = {}
 

@@ -16,13 +16,15 @@ from decodefleet.worker.sampling_params import InvalidRequest
 from decodefleet.worker.text.chat import ChatTemplateError
 
 from ..dataplane.errors import DataplaneError
+from ..observability.tracing import Tracing
 from ..router import Router
 from . import service, wire
 from .auth import authenticator
 from .chat import create_chat_completion
 from .completions import create_completion
-from .errors import ApiError, BadRequest, Internal, NotFound, WrongMethod, api_error
-from .front import ClientLeft, Front
+from .errors import ApiError, BadRequest, NotFound, WrongMethod
+from .fleet_source import FleetSource
+from .front import ClientLeft, Front, note_failure
 from .observe import Observe
 from .openapi import body_of, document, responses
 from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -40,14 +42,10 @@ def build_app(
     router: Router,
     settings: ApiSettings,
     *,
-    metrics: Callable[[], Awaitable[str]],
-    placements: Callable[[str | None], Awaitable[Any]],
+    fleet: FleetSource,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The public endpoint. Starting and closing the router is the caller's.
-
-    metrics: the fleet's, as Prometheus text. placements: the scheduler's recent decisions, or those of the
-    request id given; anything JSON can hold.
-    """
+    """The public endpoint. Starting and closing router and tracing is the caller's."""
     app = FastAPI(
         title="decodefleet",
         version=service.own_version(),
@@ -55,13 +53,13 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    front = Front(router, settings, metrics, placements)
+    front = Front(router, settings, fleet)
     app.include_router(_public(front))
     app.include_router(_protected(front))
     for failure in (ApiError, InvalidRequest, DataplaneError, ChatTemplateError, ClientLeft, HTTPException):
         app.add_exception_handler(failure, _answer_failure)
     app.add_exception_handler(Exception, _answer_defect)
-    app.add_middleware(Observe, metrics=router.metrics)
+    app.add_middleware(Observe, metrics=router.metrics, tracing=tracing, access_log=settings.access_log)
     app.openapi = lambda: document(app, router.models.values())  # type: ignore[method-assign]
     return app
 
@@ -100,6 +98,7 @@ def _protected(front: Front) -> APIRouter:
     post("/tokenize", tokenize, responses(wire.Tokens, *reading), extra=body_of(TokenizeRequest))
     post("/detokenize", detokenize, responses(wire.Prompt, *reading), extra=body_of(DetokenizeRequest))
     get("/debug/placements", service.placements, responses(None, 401, 404, 503), extra=_REQUEST_ID)
+    get("/debug/fleet", service.fleet, responses(None, 400, 401, 503), extra=_SINCE)
     return routes
 
 
@@ -137,6 +136,7 @@ _REQUEST_ID = {
         {"name": "request_id", "in": "query", "required": False, "schema": {"type": "string", "minLength": 1}}
     ]
 }
+_SINCE = {"parameters": [{"name": "since", "in": "query", "required": False, "schema": {"type": "number"}}]}
 
 
 async def _answer_failure(request: Request, failure: Exception) -> Response:
@@ -146,12 +146,12 @@ async def _answer_failure(request: Request, failure: Exception) -> Response:
         failure = BadRequest(str(failure), param="messages")
     if isinstance(failure, HTTPException):
         failure = _from_http(request, failure)
-    return _response(api_error(failure, getattr(request.state, "field_names", {})))
+    return _response(note_failure(request, failure))
 
 
-async def _answer_defect(_request: Request, failure: Exception) -> Response:
+async def _answer_defect(request: Request, failure: Exception) -> Response:
     log.error("an endpoint failed", exc_info=failure)
-    return _response(Internal("internal error", code="internal_error"))
+    return _response(note_failure(request, failure))
 
 
 def _from_http(request: Request, failure: HTTPException) -> ApiError:

@@ -64,6 +64,11 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     @property
+    def code(self) -> str:
+        """One of few words of ours."""
+        return self.response.error.code or self.type
+
+    @property
     def body(self) -> bytes:
         return msgspec.json.encode(self.response)
 

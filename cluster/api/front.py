@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -25,7 +25,8 @@ from ..router import Caller, Router
 from .answers import Answers, drop
 from .auth import tenant_of
 from .body import read_body
-from .errors import Internal, Unavailable, UnknownModel, api_error
+from .errors import ApiError, Internal, Unavailable, UnknownModel, api_error
+from .fleet_source import FleetSource
 from .schemas import GenerationFields
 from .settings import ApiSettings
 from .sse import DONE, EventStream, event, left
@@ -44,12 +45,11 @@ class ClientLeft(Exception):
 
 @dataclass(frozen=True)
 class Front:
-    """metrics: the fleet's, as Prometheus text. placements: the scheduler's log, of one request if named."""
+    """fleet: where the scheduler is asked about the whole of it."""
 
     router: Router
     settings: ApiSettings
-    metrics: Callable[[], Awaitable[str]]
-    placements: Callable[[str | None], Awaitable[Any]]
+    fleet: FleetSource
     started: int = field(default_factory=lambda: int(time.time()))
 
     async def body(self, request: Request, model: type[M]) -> M:
@@ -95,7 +95,9 @@ class Front:
             )
             for number, tokens in enumerate(prompts)
         ]
-        return Answers([self.router.generation(prepared) for prepared in requests])
+        answers = Answers([self.router.generation(prepared) for prepared in requests])
+        request.state.exchange.timelines += [generation.timeline for generation in answers.generations]
+        return answers
 
     async def stream(
         self, request: Request, answers: Answers, events: AsyncGenerator[bytes, None]
@@ -106,7 +108,9 @@ class Front:
             await unless_left(request, asyncio.wait({starting}, timeout=self.settings.ping_s))
             if starting.done():
                 starting.result()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, ClientLeft):
+                note_failure(request, error)
             drop(starting)
             answers.close()
             raise
@@ -115,9 +119,8 @@ class Front:
             drop(starting)
             answers.close()
 
-        names = getattr(request.state, "field_names", {})
         return EventStream(
-            _guarded(starting, events, names), close, self.settings.ping_s, self.settings.stall_s
+            _guarded(starting, events, request), close, self.settings.ping_s, self.settings.stall_s
         )
 
     async def collect(self, request: Request, answers: Answers, work: Coroutine[Any, Any, T]) -> T:
@@ -129,13 +132,18 @@ class Front:
 
         try:
             return await unless_left(request, start_and_work())
+        except ClientLeft:
+            raise
+        except Exception as error:
+            note_failure(request, error)
+            raise
         finally:
             work.close()
             answers.close()
 
 
 async def _guarded(
-    starting: asyncio.Future[None], events: AsyncGenerator[bytes, None], names: Mapping[str, str]
+    starting: asyncio.Future[None], events: AsyncGenerator[bytes, None], request: Request
 ) -> AsyncGenerator[bytes, None]:
     """The events, with any failure as one of them, and the end mark."""
     try:
@@ -143,11 +151,18 @@ async def _guarded(
         async for data in events:
             yield data
     except Exception as error:
-        told = api_error(error, names)
+        told = note_failure(request, error)
         if isinstance(told, Internal):
             log.exception("a stream failed")
         yield event(told.body)
     yield DONE
+
+
+def note_failure(request: Request, error: Exception) -> ApiError:
+    """For log, metrics and trace; returns what the client is told."""
+    told = api_error(error, getattr(request.state, "field_names", {}))
+    request.state.exchange.failed(error, told.code)
+    return told
 
 
 def new_id(prefix: str) -> str:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from decodefleet.worker.protocol import ModelCard
 
-from .errors import NotFound, Unavailable
+from .errors import BadRequest, NotFound, Unavailable
 from .front import Front, json_response
 from .wire import Model, ModelList, Status, Version
 
@@ -44,17 +44,30 @@ async def ready(front: Front, _request: Request) -> Response:
 
 
 async def metrics(front: Front, _request: Request) -> Response:
-    text = await _ask_scheduler(front.metrics())
+    text = await _ask_scheduler(front.fleet.metrics())
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def placements(front: Front, request: Request) -> Response:
     """The scheduler's decisions with their terms, newest last; of one request if `request_id` is given."""
     request_id = request.query_params.get("request_id")
-    found = await _ask_scheduler(front.placements(request_id))
+    found = await _ask_scheduler(front.fleet.placements(request_id))
     if request_id is not None and not found:
         raise NotFound(f"no placement of {request_id[:200]!r} is remembered", param="request_id")
     return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+async def fleet(front: Front, request: Request) -> Response:
+    """The fleet as it is now, and its recent past: that after `since`, in Unix time, if it is given."""
+    given = request.query_params.get("since", "0")
+    try:
+        since = float(given)
+    except ValueError:
+        raise BadRequest("since must be a number: seconds of Unix time", param="since") from None
+    found = await _ask_scheduler(front.fleet.overview(since))
+    return Response(
+        msgspec.json.encode(found), headers={"cache-control": "no-store"}, media_type="application/json"
+    )
 
 
 async def show_version(_front: Front, _request: Request) -> Response:

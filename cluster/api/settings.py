@@ -17,3 +17,4 @@ class ApiSettings(Frozen):
     stall_s: float = Field(
         60.0, gt=0, description="seconds after which a client that does not read its stream is cut"
     )
+    access_log: bool = Field(True, description="whether one line is logged per request")

@@ -22,6 +22,7 @@ from decodefleet.worker.protocol import (
     Placement,
     Refusal,
     Release,
+    RouterCounts,
     RouterReport,
     Started,
     ToScheduler,
@@ -56,6 +57,7 @@ class SchedulerClient:
         locate: Locate,
         security: Security | None,
         metrics: Callable[[], str],
+        counts: Callable[[], RouterCounts | None] = lambda: None,
         on_models: Callable[[Sequence[ModelCard]], None] = lambda _cards: None,
     ) -> None:
         self.epoch = 0
@@ -64,6 +66,7 @@ class SchedulerClient:
         self._locate = locate
         self._security = security
         self._metrics = metrics
+        self._counts = counts
         self._on_models = on_models
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
         self._connection: Connection[FromScheduler] | None = None
@@ -174,7 +177,14 @@ class SchedulerClient:
             self._connection = None
 
     def _report(self) -> None:
-        self._send(RouterReport(router_id=self._router_id, metrics=self._metrics(), live=tuple(self._live)))
+        self._send(
+            RouterReport(
+                router_id=self._router_id,
+                metrics=self._metrics(),
+                live=tuple(self._live),
+                counts=self._counts(),
+            )
+        )
         self._send(Hello(router_id=self._router_id))
 
     def _on_message(self, message: FromScheduler) -> None:

@@ -81,6 +81,11 @@ class Timeline:
         metrics.started(tenant)
 
     @property
+    def complete(self) -> bool:
+        """Whether all sequences ended by themselves."""
+        return len(self.finish_reasons) == len(self._last)
+
+    @property
     def worker_id(self) -> str | None:
         """Of the last worker that it was placed on."""
         placements = [attempt.placement for attempt in self.attempts if attempt.placement is not None]

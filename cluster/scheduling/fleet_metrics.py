@@ -1,21 +1,27 @@
 """The fleet's /metrics: what routers and workers count, summed, and the scheduler's own numbers.
 
 Counters never go back when a router or worker dies: what it contributed last stays in the sum. Metric names
-are API; they are all in the tables below, vLLM's names beside ours where the meaning is the same.
+are API: those of workers stand in `observability.worker_metrics`, the rest below.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from decodefleet.worker.protocol import WorkerStats
 
-from .exposition import Exposition, parse
+from ..observability.exposition import Exposition, parse
+from ..observability.worker_metrics import (
+    WAITING_ALIAS,
+    count_worker,
+    gauge_worker,
+    record_usage,
+    used_blocks,
+)
 from .scheduler import GlobalScheduler
-from .tier_metrics import count_tiers, gauge_tiers
 from .view import WorkerKey
 
 log = logging.getLogger(__name__)
@@ -23,92 +29,6 @@ log = logging.getLogger(__name__)
 # the dead beyond these are folded into one sum
 _DEAD_KEPT = 8
 
-
-class Metric(NamedTuple):
-    """alias: vLLM's name of the same thing."""
-
-    name: str
-    documentation: str
-    value: Callable[[WorkerStats], float]
-    alias: str | None = None
-
-
-WORKER_COUNTERS = (
-    Metric(
-        "decodefleet_prompt_tokens_total",
-        "Prompt tokens taken in.",
-        lambda stats: stats.prompt_tokens,
-        "vllm:prompt_tokens_total",
-    ),
-    Metric(
-        "decodefleet_generation_tokens_total",
-        "Tokens generated.",
-        lambda stats: stats.generated_tokens,
-        "vllm:generation_tokens_total",
-    ),
-    Metric(
-        "decodefleet_prefix_cache_queries_total",
-        "Prompt tokens looked up in the prefix cache.",
-        lambda stats: stats.prefix_query_tokens,
-        "vllm:prefix_cache_queries_total",
-    ),
-    Metric(
-        "decodefleet_prefix_cache_hits_total",
-        "Prompt tokens found in the prefix cache.",
-        lambda stats: stats.prefix_hit_tokens,
-        "vllm:prefix_cache_hits_total",
-    ),
-    Metric(
-        "decodefleet_preemptions_total",
-        "Sequences preempted.",
-        lambda stats: stats.preemptions,
-        "vllm:num_preemptions_total",
-    ),
-    Metric(
-        "decodefleet_evicted_blocks_total",
-        "Cached KV blocks evicted.",
-        lambda stats: stats.evicted_blocks,
-    ),
-    Metric("decodefleet_steps_total", "Engine steps finished.", lambda stats: stats.steps),
-    Metric(
-        "decodefleet_swapped_sequences_total",
-        "Preempted sequences whose KV was kept in a tier below.",
-        lambda stats: stats.swapped,
-    ),
-    Metric(
-        "decodefleet_kv_stall_seconds_total",
-        "Time for which engines stood still for a copy of KV blocks.",
-        lambda stats: stats.tier_stall_s,
-    ),
-)
-WORKER_GAUGES = (
-    Metric(
-        "decodefleet_sequences_running",
-        "Sequences that workers run now.",
-        lambda stats: stats.running,
-        "vllm:num_requests_running",
-    ),
-    Metric("decodefleet_sequences_waiting", "Sequences that wait in workers.", lambda stats: stats.waiting),
-    Metric(
-        "decodefleet_sequences_restoring",
-        "Running sequences that wait for KV blocks from a tier below.",
-        lambda stats: stats.restoring,
-    ),
-    Metric("decodefleet_kv_blocks", "KV blocks in all pools.", lambda stats: stats.total_blocks),
-    Metric(
-        "decodefleet_kv_blocks_free", "KV blocks never used or forgotten.", lambda stats: stats.free_blocks
-    ),
-    Metric(
-        "decodefleet_kv_blocks_cached",
-        "KV blocks evictable but findable.",
-        lambda stats: stats.cached_blocks,
-    ),
-)
-FINISHED = ("decodefleet_requests_finished_total", "Sequences finished, by reason.")
-FINISHED_ALIAS = "vllm:request_success_total"
-WAITING_ALIAS = "vllm:num_requests_waiting"
-KV_USAGE = ("decodefleet_kv_cache_usage", "Share of KV blocks in use, 0 to 1.")
-KV_USAGE_ALIAS = "vllm:kv_cache_usage_perc"
 WORKERS = ("decodefleet_workers", "Workers registered, by state.")
 ROUTERS = ("decodefleet_routers", "Routers connected.")
 QUEUE_LENGTH = ("decodefleet_scheduler_queue_length", "Requests that wait for a worker.")
@@ -173,7 +93,7 @@ class FleetMetrics:
         self._fold(live_routers, live_workers)
         rest = Exposition()
         for model, stats in self._workers.values():
-            _count_worker(rest, model, stats)
+            count_worker(rest, model, stats)
         _gauge_fleet(rest, core)
         _own(rest, core, own)
         base = Exposition()
@@ -190,7 +110,7 @@ class FleetMetrics:
                 self._base.add(report, counters_only=True)
         dead_workers = [key for key in self._workers if key not in live_workers]
         for key in dead_workers[:-_DEAD_KEPT]:
-            _count_worker(self._base, *self._workers.pop(key))
+            count_worker(self._base, *self._workers.pop(key))
 
 
 def _parsed(text: str) -> Exposition | None:
@@ -201,38 +121,21 @@ def _parsed(text: str) -> Exposition | None:
         return None
 
 
-def _count_worker(out: Exposition, model: str, stats: WorkerStats) -> None:
-    labels = {"model_name": model}
-    for metric in WORKER_COUNTERS:
-        for name in filter(None, (metric.name, metric.alias)):
-            out.record(name, "counter", metric.documentation, metric.value(stats), labels)
-    for reason, count in stats.finished.items():
-        by_reason = labels | {"finished_reason": reason}
-        out.record(FINISHED[0], "counter", FINISHED[1], count, by_reason)
-        out.record(FINISHED_ALIAS, "counter", FINISHED[1], count, by_reason)
-    count_tiers(out, stats, labels)
-
-
 def _gauge_fleet(out: Exposition, core: GlobalScheduler) -> None:
     used: dict[str, int] = {}
     total: dict[str, int] = {}
     for member in core.fleet:
         model, stats = member.card.name, member.stats
-        for metric in WORKER_GAUGES:
-            for name in filter(None, (metric.name, metric.alias)):
-                out.record(name, "gauge", metric.documentation, metric.value(stats), {"model_name": model})
+        gauge_worker(out, model, stats)
         out.record(WAITING_ALIAS, "gauge", QUEUE_LENGTH[1], stats.waiting, {"model_name": model})
-        gauge_tiers(out, stats, {"model_name": model})
-        used[model] = used.get(model, 0) + stats.total_blocks - stats.free_blocks - stats.cached_blocks
+        used[model] = used.get(model, 0) + used_blocks(stats)
         total[model] = total.get(model, 0) + stats.total_blocks
     for waiter in core.queue:
         out.record(
             WAITING_ALIAS, "gauge", QUEUE_LENGTH[1], waiter.demand.n, {"model_name": waiter.demand.model}
         )
     for model in total:
-        usage = used[model] / total[model] if total[model] else 0.0
-        for name in (KV_USAGE[0], KV_USAGE_ALIAS):
-            out.record(name, "gauge", KV_USAGE[1], usage, {"model_name": model})
+        record_usage(out, model, used[model], total[model])
 
 
 def _own(out: Exposition, core: GlobalScheduler, own: OwnCounters) -> None:

@@ -24,6 +24,7 @@ from decodefleet.worker.protocol import (
     Place,
     Register,
     Release,
+    RouterCounts,
     RouterReport,
     Started,
     Tier,
@@ -35,6 +36,8 @@ from ..directory.listener import DirectoryListener
 from ..tasks import end
 from .config import SchedulingConfig
 from .fleet_metrics import FleetMetrics, OwnCounters
+from .history import History, Now
+from .overview import overview
 from .scheduler import GlobalScheduler, Outgoing
 from .view import WorkerKey
 
@@ -86,6 +89,8 @@ class SchedulerServer:
         self._bind, self._advertise_host, self._security = bind, advertise_host, security
         self._directory = directory
         self._metrics = FleetMetrics()
+        self._history = History()
+        self._counts: dict[str, RouterCounts] = {}
         self._codec: Codec[ToScheduler] = Codec(ToScheduler)
         self._context: zmq.Context[Any] | None = None
         self._socket: Any = None
@@ -147,6 +152,10 @@ class SchedulerServer:
         offset = time.time() - time.monotonic()
         return [decision | {"at": decision["at"] + offset} for decision in decisions]
 
+    def overview(self, since: float = 0.0) -> dict[str, Any]:
+        """The fleet at a glance, and its past after this Unix time."""
+        return overview(self.core, self._history, time.monotonic(), time.time(), since)
+
     async def _run(self) -> None:
         readable = zmq.asyncio.Socket.from_socket(self._socket)
         try:
@@ -199,6 +208,8 @@ class SchedulerServer:
             case RouterReport():
                 _same(peer, message.router_id)
                 self._metrics.router_report(message.router_id, message.metrics)
+                if message.counts is not None:
+                    self._counts[message.router_id] = message.counts
                 return core.router_report(message, now)
             case Hello():
                 _same(peer, message.router_id)
@@ -227,6 +238,14 @@ class SchedulerServer:
         if self._directory is not None:
             self.core.directory_up = self._directory.connected
         self._send(self.core.tick(now))
+        if self._history.due(now):
+            self._note_history(now)
+
+    def _note_history(self, now: float) -> None:
+        routers = frozenset(self.core.routers)
+        self._counts = {router: counts for router, counts in self._counts.items() if router in routers}
+        workers = {member.key: member.stats for member in self.core.fleet}
+        self._history.note(now, time.time(), Now(workers, dict(self._counts), len(self.core.queue)))
 
     def _send(self, outgoing: Iterable[Outgoing]) -> None:
         for peer, message in outgoing:

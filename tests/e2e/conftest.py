@@ -21,6 +21,7 @@ from decodefleet.cluster.api.settings import ApiSettings
 from decodefleet.cluster.config import ServeConfig
 from decodefleet.cluster.directory.publisher import DirectoryPublisher
 from decodefleet.cluster.directory.reader import DirectoryReader
+from decodefleet.cluster.observability.tracing import Tracing
 from decodefleet.cluster.replica import Supervisor
 from decodefleet.cluster.router import Router, RouterSettings
 from decodefleet.cluster.scheduling.config import SchedulingConfig
@@ -46,6 +47,7 @@ class Stack:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.supervisors: list[Supervisor] = []
+        self.tracing: Tracing | None = options.pop("tracing", None)
 
     def start(self) -> None:
         self._thread.start()
@@ -124,8 +126,8 @@ class Stack:
         app = build_app(
             self.router,
             ApiSettings(**self._options),
-            metrics=self.scheduler.metrics,
-            placements=self._placements,
+            fleet=self,
+            tracing=self.tracing,
         )
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
@@ -137,8 +139,14 @@ class Stack:
         await asyncio.gather(*(supervisor.stop() for supervisor in self.supervisors))
         await self.scheduler.stop()
 
-    async def _placements(self, request_id: str | None) -> list[dict[str, Any]]:
+    async def metrics(self) -> str:
+        return await self.scheduler.metrics()
+
+    async def placements(self, request_id: str | None) -> list[dict[str, Any]]:
         return self.scheduler.placements(request_id)
+
+    async def overview(self, since: float) -> dict[str, Any]:
+        return self.scheduler.overview(since)
 
 
 @pytest.fixture(scope="session")

@@ -26,16 +26,26 @@ CARD = ModelCard(
 )
 
 
+class NoFleet:
+    """A scheduler that nobody asks."""
+
+    async def metrics(self) -> str:
+        raise AssertionError
+
+    async def placements(self, request_id: str | None) -> list[dict[str, Any]]:
+        raise AssertionError
+
+    async def overview(self, since: float) -> dict[str, Any]:
+        raise AssertionError
+
+
 @pytest.fixture
 async def schema() -> Any:
     async def nowhere() -> tuple[str, int]:
         raise ConnectionError
 
-    async def nothing(*_: Any) -> str:
-        return ""
-
     router = Router(nowhere, None)
-    app = build_app(router, ApiSettings(), metrics=nothing, placements=nothing)
+    app = build_app(router, ApiSettings(), fleet=NoFleet())
     schema = document(app, [CARD])
     await router.close()
     return schema

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from decodefleet.cluster.observability.exposition import Exposition, parse
 from decodefleet.cluster.scheduling import fleet_metrics
-from decodefleet.cluster.scheduling.exposition import Exposition, parse
 from decodefleet.cluster.scheduling.fleet_metrics import FleetMetrics, OwnCounters
 from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import Register, TierStats, WorkerStats

@@ -1,0 +1,18 @@
+"""What the public endpoint asks the scheduler about the fleet."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class FleetSource(Protocol):
+    """Each call goes to another process, which may be away; how that shows is an exception of any kind."""
+
+    async def metrics(self) -> str:
+        """The fleet's, as Prometheus text."""
+
+    async def placements(self, request_id: str | None) -> list[dict[str, Any]]:
+        """Recent decisions, newest first, or those on one request, oldest first."""
+
+    async def overview(self, since: float) -> dict[str, Any]:
+        """The fleet as it is, and its recent past after this Unix time; see `observability.overview`."""
