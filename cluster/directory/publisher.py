@@ -1,7 +1,7 @@
 """Publishes what one incarnation of a worker holds. Never blocks, never fails into its caller.
 
 Knows the whole set of held blocks. While Redis is away only that set is kept up to date; when Redis returns,
-or has lost what was written, the directory's entry is cleared and written anew.
+or has lost what was written, or another server has taken its place, the entry is written anew.
 """
 
 from __future__ import annotations
@@ -9,24 +9,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
-from itertools import islice
+import random
+from collections.abc import Mapping
+from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
-from decodefleet.worker.kv.hashing import split_hashes
+from decodefleet.worker.kv.hashing import HASH_BYTES, split_hashes
 from decodefleet.worker.protocol import KvEvents
 
 from ..tasks import end
-from .keys import SEQ, Client, Holder, Keys, connect, delta_fields, letters, tier_bit
+from .connection import Client, connect, hang_up
+from .keys import RELOAD, SEQ, TIERS, Holder, Keys, delta_fields
+from .slots import Slots, Write
 
 log = logging.getLogger(__name__)
 
-# hashes per transaction: 64 KiB of them
-CHUNK = 4096
+# changed blocks of one transaction: 16 KiB of hashes, so that all deltas of a worker are 4 MiB at most
+CHUNK = 1024
 MAX_DELTAS = 256
+# slots of one transaction when all is written anew: 136 KiB
+_SPAN = 8192
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
+_FULL_BACKOFF_S = 20.0
 _GOODBYE_S = 1.0
 
 
@@ -37,20 +43,28 @@ class _Lost(Exception):
 class DirectoryPublisher:
     """start, then `publish` each KvEvents of the worker in order, then stop, which withdraws the entry.
 
-    lease_s: how long the entry outlives us when we die.
+    lease_s: how long the entry outlives us when we die. about: further fields for those who look at it.
     """
 
     def __init__(
-        self, redis_url: str, model: str, worker_id: str, incarnation: str, lease_s: float = 10.0
+        self,
+        redis_url: str,
+        model: str,
+        worker_id: str,
+        incarnation: str,
+        lease_s: float = 10.0,
+        about: Mapping[str, str | bytes | int] | None = None,
     ) -> None:
         self._url = redis_url
         self._holder = Holder(worker_id, incarnation)
         self._keys = Keys(model)
         self._lease_ms = int(lease_s * 1000)
-        self._held: dict[bytes, int] = {}
-        self._touched: dict[bytes, None] = {}
+        self._about = about or {}
+        self._slots = Slots()
         self._rewrite = True
         self._seq = 0
+        # length of the strings in Redis, in slots
+        self._written = 0
         self._events_seq: int | None = None
         self._connected = False
         self._absence_noted = False
@@ -65,7 +79,7 @@ class DirectoryPublisher:
     @property
     def held(self) -> int:
         """Blocks held in any tier."""
-        return len(self._held)
+        return len(self._slots)
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"directory publisher of {self._holder.member}")
@@ -84,26 +98,13 @@ class DirectoryPublisher:
             # what we missed may be removals: rather know less than send requests to where nothing is
             log.warning("news of %s were lost before %d", self._holder.member, events.seq)
         if gap or events.cleared:
-            self._held.clear()
-            self._rewrite_all()
-        bit = tier_bit(events.tier)
-        for block in split_hashes(events.removed):
-            self._set(block, self._held.get(block, 0) & ~bit)
-        for block in split_hashes(events.stored):
-            self._set(block, self._held.get(block, 0) | bit)
+            self._slots = Slots()
+            self._rewrite = True
+        self._slots.put(split_hashes(events.removed), events.tier, held=False)
+        self._slots.put(split_hashes(events.stored), events.tier, held=True)
+        if self._rewrite:
+            self._slots.restart()
         self._news.set()
-
-    def _set(self, block: bytes, tiers: int) -> None:
-        if tiers:
-            self._held[block] = tiers
-        else:
-            self._held.pop(block, None)
-        if not self._rewrite:
-            self._touched[block] = None
-
-    def _rewrite_all(self) -> None:
-        self._rewrite = True
-        self._touched.clear()
 
     async def _run(self) -> None:
         backoff = _FIRST_BACKOFF_S
@@ -117,14 +118,21 @@ class DirectoryPublisher:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._lease_ms / 3000):
                             await self._news.wait()
+                    continue
                 except _Lost:
                     self._rewrite_all()
+                    pause = _FIRST_BACKOFF_S
                 except (RedisError, OSError) as error:
                     self._note_absence(error)
-                    await asyncio.sleep(backoff)
+                    full = isinstance(error, OutOfMemoryError)
+                    pause = _FULL_BACKOFF_S if full else backoff
                     backoff = min(2 * backoff, _MAX_BACKOFF_S)
+                    await self._let_go(client, withdraw=full)
+                # a fleet of workers must not come back all at once
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         finally:
             await self._withdraw(client)
+            await hang_up(client)
 
     def _note_absence(self, error: Exception) -> None:
         if not self._absence_noted:
@@ -133,54 +141,94 @@ class DirectoryPublisher:
         self._connected = False
         self._rewrite_all()
 
+    def _rewrite_all(self) -> None:
+        self._rewrite = True
+        self._slots.restart()
+
+    async def _let_go(self, client: Client, *, withdraw: bool) -> None:
+        """The next try looks for the server again: this one may be a master no more."""
+        if withdraw:
+            # an entry that cannot be kept true takes room from others
+            await self._withdraw(client)
+        await hang_up(client)
+
     async def _write_pending(self, client: Client) -> None:
         self._news.clear()
-        if self._rewrite:
-            self._rewrite = False
-            self._touched = dict.fromkeys(self._held)
-            await self._write(client, (), cleared=True)
-        while self._touched:
-            chunk = list(islice(self._touched, CHUNK))
-            for block in chunk:
-                del self._touched[block]
-            await self._write(client, chunk)
+        while self._rewrite or self._slots.touched:
+            if self._rewrite:
+                await self._write_all(client)
+            else:
+                await self._write_changes(client)
         self._connected = True
         self._absence_noted = False
 
-    async def _write(self, client: Client, chunk: Sequence[bytes], *, cleared: bool = False) -> None:
-        """One transaction: hash, stream and lease change together."""
+    async def _write_all(self, client: Client) -> None:
+        """Readers hear of it at the end, and keep what they knew until then."""
+        self._rewrite = False
+        slots, holder = self._slots, self._holder
         self._seq += 1
-        now = [(block, self._held.get(block, 0)) for block in chunk]
-        stored = {block: letters(tiers) for block, tiers in now if tiers}
-        gone = [block for block, tiers in now if not tiers]
-        blocks, deltas = self._keys.blocks(self._holder), self._keys.deltas(self._holder)
+        self._written = 0
         async with client.pipeline(transaction=True) as pipe:
-            if cleared:
-                pipe.delete(blocks).hset(blocks, SEQ, self._seq)
-            else:
-                pipe.hincrby(blocks, SEQ, 1)
-            if stored:
-                pipe.hset(blocks, mapping=stored)
-            if gone:
-                pipe.hdel(blocks, *gone)
-            fields = delta_fields(self._seq, cleared, now)
-            pipe.xadd(deltas, fields, maxlen=MAX_DELTAS, approximate=True)
+            pipe.delete(*self._keys.leased(holder)[:3])
+            about: dict[Any, Any] = {SEQ: self._seq, **self._about}
+            pipe.hset(self._keys.about(holder), mapping=about)
+            self._lease(pipe)
+            await pipe.execute()
+        for start in range(0, slots.size, _SPAN):
+            if slots is not self._slots or self._rewrite:
+                return
+            hashes, tiers = slots.span(start, start + _SPAN)
+            await self._transact(client, [hashes], [tiers])
+        await self._transact(client, [], [], {RELOAD: 1})
+
+    async def _write_changes(self, client: Client) -> None:
+        changes = self._slots.take(CHUNK)
+        await self._transact(
+            client, changes.hashes, changes.tiers, delta_fields(self._seq + 1, changes.blocks)
+        )
+
+    async def _transact(
+        self,
+        client: Client,
+        hashes: list[Write],
+        tiers: list[Write],
+        delta: dict[bytes, Any] | None = None,
+    ) -> None:
+        """Strings, stream, number and lease change together. Raises _Lost where Redis has lost something."""
+        self._seq += 1
+        holder, keys = self._holder, self._keys
+        async with client.pipeline(transaction=True) as pipe:
+            pipe.hincrby(keys.about(holder), SEQ, 1)
+            for write in hashes:
+                pipe.setrange(keys.blocks(holder), *write)
+            for write in tiers:
+                pipe.setrange(keys.tiers(holder), *write)
+                self._written = max(self._written, write.offset + len(write.data))
+            if delta is not None:
+                fields = delta | {SEQ: self._seq}
+                pipe.xadd(keys.deltas(holder), fields, maxlen=MAX_DELTAS, approximate=True)
+            counts: dict[Any, Any] = {tier: self._slots.blocks_in(tier) for tier in TIERS}
+            pipe.hset(keys.about(holder), mapping=counts)
             self._lease(pipe)
             results = await pipe.execute()
-        if not cleared and results[0] != self._seq:
+        number, *lengths = results[: 1 + len(hashes) + len(tiers)]
+        complete = not tiers or (
+            lengths[-1] == self._written and lengths[len(hashes) - 1] == HASH_BYTES * self._written
+        )
+        if number != self._seq or not complete:
             raise _Lost
 
     async def _renew(self, client: Client) -> None:
         async with client.pipeline(transaction=True) as pipe:
             self._lease(pipe)
-            results = await pipe.execute()
-        if not results[0]:
+            about, blocks, tiers, *_ = await pipe.execute()
+        if not about or (self._written and not (blocks and tiers)):
             raise _Lost
 
     def _lease(self, pipe: Client) -> None:
         workers = self._keys.workers
-        pipe.pexpire(self._keys.blocks(self._holder), self._lease_ms)
-        pipe.pexpire(self._keys.deltas(self._holder), self._lease_ms)
+        for key in self._keys.leased(self._holder):
+            pipe.pexpire(key, self._lease_ms)
         pipe.sadd(workers, self._holder.member)
         pipe.pexpire(workers, 10 * self._lease_ms)
 
@@ -188,8 +236,6 @@ class DirectoryPublisher:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 async with client.pipeline(transaction=True) as pipe:
-                    pipe.delete(self._keys.blocks(self._holder), self._keys.deltas(self._holder))
+                    pipe.unlink(*self._keys.leased(self._holder))
                     pipe.srem(self._keys.workers, self._holder.member)
                     await pipe.execute()
-        with contextlib.suppress(RedisError, OSError):
-            await client.aclose()

@@ -1,7 +1,8 @@
 """Follows what the workers of one model publish, and tells a listener. Never on the path of liveness.
 
-Per worker incarnation: read its hash once, then follow its stream of deltas; a missing number, or the return
-of Redis, means reading the hash again. While Redis is away the listener keeps what it was told.
+Per worker incarnation: read its slots once, then follow its stream of deltas; a missing number, a worker that
+wrote all anew, or the return of Redis means reading the slots again. While Redis is away the listener keeps
+what it was told.
 """
 
 from __future__ import annotations
@@ -9,29 +10,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
+import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 
-from decodefleet.worker.kv.hashing import split_hashes
+from decodefleet.worker.kv.hashing import HASH_BYTES, split_hashes
 from decodefleet.worker.protocol import Tier
 
 from ..tasks import end
-from .keys import CLEARED, LETTERS, SEQ, Client, Holder, Keys, connect, delta_groups
+from .connection import Client, connect, hang_up
+from .keys import RELOAD, SEQ, TIERS, Holder, Keys, delta_groups, select_table, tier_bit
 from .listener import DirectoryListener
 
 log = logging.getLogger(__name__)
 
-_SCAN = 2000
+# slots read at once: what they hold is told in about a millisecond, so that the event loop goes on
+_SPAN = 8192
 _READ = 16
-_BACKOFF_S = 0.25
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+_SELECT = {tier: select_table(tier) for tier in TIERS}
 
 
 @dataclass(slots=True)
 class _Follower:
-    """Where we are in one worker's stream. position: None asks for its hash to be read again."""
+    """Where we are in one worker's stream. position: None asks for its slots to be read again."""
 
     holder: Holder
     position: bytes | None = None
@@ -51,7 +59,6 @@ class DirectoryReader:
         self._connected = False
         self._lag_s = 0.0
         self._refreshed = float("-inf")
-        self._listener: DirectoryListener | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -65,7 +72,6 @@ class DirectoryReader:
 
     async def start(self, listener: DirectoryListener) -> None:
         """Begins to follow; returns at once, whether Redis is there or not."""
-        self._listener = listener
         self._task = asyncio.create_task(self._run(listener), name="directory reader")
 
     async def stop(self) -> None:
@@ -76,6 +82,7 @@ class DirectoryReader:
 
     async def _run(self, listener: DirectoryListener) -> None:
         client = connect(self._url)
+        backoff = _FIRST_BACKOFF_S
         try:
             while True:
                 try:
@@ -83,12 +90,14 @@ class DirectoryReader:
                 except (RedisError, OSError) as error:
                     if self._connected:
                         log.warning("the prefix directory cannot be read: %s", error)
+                        backoff = _FIRST_BACKOFF_S
                     self._forget_positions()
-                    await asyncio.sleep(_BACKOFF_S)
+                    await hang_up(client)
+                    await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                    backoff = min(2 * backoff, _MAX_BACKOFF_S)
         finally:
             self._connected = False
-            with contextlib.suppress(RedisError, OSError):
-                await client.aclose()
+            await hang_up(client)
 
     def _forget_positions(self) -> None:
         self._connected = False
@@ -112,12 +121,14 @@ class DirectoryReader:
         holders = [Holder.parse(member) for member in members]
         async with client.pipeline(transaction=False) as pipe:
             for holder in holders:
-                pipe.exists(self._keys.blocks(holder))
+                pipe.exists(self._keys.about(holder))
             alive = await pipe.execute()
         live = {holder for holder, exists in zip(holders, alive, strict=True) if exists}
         expired = [holder.member for holder in holders if holder not in live]
         if expired:
-            await client.srem(self._keys.workers, *expired)
+            # housekeeping, which a replica leaves to its master
+            with contextlib.suppress(ReadOnlyError):
+                await client.srem(self._keys.workers, *expired)
         for holder in set(self._followers) - live:
             del self._followers[holder]
             listener.on_cleared(*holder)
@@ -126,23 +137,33 @@ class DirectoryReader:
         self._refreshed = time.monotonic()
 
     async def _load(self, client: Client, listener: DirectoryListener, follower: _Follower) -> None:
-        """Read a worker's whole hash. Deltas that come meanwhile are applied again after it: no harm."""
-        holder, blocks = follower.holder, self._keys.blocks(follower.holder)
+        """Read all of a worker's slots. Deltas that come meanwhile are applied again after it: no harm."""
+        holder = follower.holder
         last = await client.xrevrange(self._keys.deltas(holder), count=1)
         position, seq = (last[0][0], int(last[0][1][SEQ])) if last else (b"0", 0)
-        tiers_of: dict[bytes, bytes] = {}
-        async for block, tiers in client.hscan_iter(blocks, count=_SCAN):
-            if block != SEQ:
-                tiers_of[block] = tiers
         listener.on_cleared(*holder)
-        for tier, letter in LETTERS.items():
-            held = [block for block, tiers in tiers_of.items() if letter in tiers]
+        follower.tiers.clear()
+        start = 0
+        while True:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.getrange(self._keys.tiers(holder), start, start + _SPAN - 1)
+                pipe.getrange(self._keys.blocks(holder), HASH_BYTES * start, HASH_BYTES * (start + _SPAN) - 1)
+                masks, packed = await pipe.execute()
+            self._tell(listener, follower, masks, packed)
+            start += _SPAN
+            if len(masks) < _SPAN:
+                break
+        follower.position, follower.seq = position, seq
+
+    def _tell(self, listener: DirectoryListener, follower: _Follower, masks: bytes, packed: bytes) -> None:
+        # strings that are being lost may be of unlike length for a moment
+        count = min(len(masks), len(packed) // HASH_BYTES)
+        hashes = struct.unpack_from(f"{HASH_BYTES}s" * count, packed)
+        for tier in TIERS:
+            held = [*compress(hashes, masks.translate(_SELECT[tier]))]
             if held:
                 follower.tiers.add(tier)
-            for start in range(0, len(held), _SCAN):
-                listener.on_stored(*holder, held[start : start + _SCAN], tier)
-                await asyncio.sleep(0)
-        follower.position, follower.seq = position, seq
+                listener.on_stored(*follower.holder, held, tier)
 
     async def _read(self, client: Client, listener: DirectoryListener) -> None:
         """Wait for deltas, until the next refresh at the latest."""
@@ -157,25 +178,25 @@ class DirectoryReader:
             for position, fields in entries:
                 self._lag_s = max(0.0, time.time() - int(position.split(b"-")[0]) / 1000)
                 if not self._apply(listener, follower, fields):
-                    self.gaps += 1
                     follower.position = None
                     break
                 follower.position = position
 
     def _apply(self, listener: DirectoryListener, follower: _Follower, fields: Mapping[bytes, bytes]) -> bool:
-        """False where deltas are missing before this one."""
+        """False where the slots have to be read again."""
         seq, holder = int(fields[SEQ]), follower.holder
         if seq <= follower.seq:
             return True
-        if CLEARED in fields:
-            listener.on_cleared(*holder)
-        elif seq != follower.seq + 1:
+        if RELOAD in fields:
+            return False
+        if seq != follower.seq + 1:
+            self.gaps += 1
             return False
         follower.seq = seq
-        for letters, packed in delta_groups(fields).items():
+        for mask, packed in delta_groups(fields).items():
             hashes = split_hashes(packed)
-            for tier, letter in LETTERS.items():
-                if letter in letters:
+            for tier in TIERS:
+                if mask & tier_bit(tier):
                     follower.tiers.add(tier)
                     listener.on_stored(*holder, hashes, tier)
                 elif tier in follower.tiers:

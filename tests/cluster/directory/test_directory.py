@@ -112,25 +112,32 @@ async def test_news_travel(server, client):
 
 async def test_schema(server, client):
     keys, holder = Keys(MODEL), Holder("w", "one")
-    async with running(make_publisher(server, lease_s=60)) as publisher:
+    async with running(make_publisher(server, lease_s=60, about={"root": b"r"})) as publisher:
         publisher.publish(make_events(1, make_hashes(0, 2)))
         publisher.publish(make_events(2, make_hashes(1, 2), tier="nvme"))
-        await until(lambda: client.hlen(keys.blocks(holder)) == 3)
-        await until(lambda: client.hget(keys.blocks(holder), make_hashes(1, 2)[0]) == b"gn")
-        assert client.hget(keys.blocks(holder), make_hashes(0, 1)[0]) == b"g"
+        await until(lambda: client.get(keys.tiers(holder)) == bytes((0b001, 0b101)))
+        assert client.get(keys.blocks(holder)) == b"".join(make_hashes(0, 2))
+        about = client.hgetall(keys.about(holder))
+        assert {b"gpu": b"2", b"cpu": b"0", b"nvme": b"1", b"root": b"r"}.items() <= about.items()
         assert client.smembers(keys.workers) == {b"w|one"}
-        for key in (keys.blocks(holder), keys.deltas(holder)):
+        await until(lambda: client.exists(keys.deltas(holder)))
+        for key in keys.leased(holder):
             assert 0 < client.pttl(key) <= 60_000
+        # a slot that came free is used again
+        publisher.publish(make_events(3, removed=make_hashes(0, 1)))
+        await until(lambda: client.get(keys.tiers(holder)) == bytes((0, 0b101)))
+        publisher.publish(make_events(4, make_hashes(7, 8)))
+        await until(lambda: client.get(keys.blocks(holder)) == make_hashes(7, 8)[0] + make_hashes(1, 2)[0])
     # a clean stop leaves nothing
     assert client.keys("decodefleet:*") == []
 
 
 async def test_reader_that_comes_late_knows_all(server, client):
     held = Held()
-    blocks = make_hashes(0, 3 * CHUNK + 7)
+    blocks = make_hashes(0, 20 * CHUNK + 7)
     async with running(make_publisher(server)) as publisher:
         publisher.publish(make_events(1, blocks))
-        await until(lambda: client.hlen(Keys(MODEL).blocks(Holder("w", "one"))) == len(blocks) + 1)
+        await until(lambda: client.strlen(Keys(MODEL).tiers(Holder("w", "one"))) == len(blocks))
         async with running(make_reader(server), held):
             await until(lambda: len(held.of("w")) == len(blocks))
             publisher.publish(make_events(2, removed=blocks[:100]))
@@ -143,9 +150,10 @@ async def test_lost_deltas_are_noticed(server, client):
         publisher.publish(make_events(1, make_hashes(0, 3)))
         await until(lambda: len(held.of("w")) == 3)
         # two changes of which the stream keeps the second only
-        seq = int(client.hget(keys.blocks(holder), "seq"))
-        client.hset(keys.blocks(holder), make_hashes(7, 8)[0], "g")
-        client.xadd(keys.deltas(holder), {"seq": seq + 2, "g": make_hashes(8, 9)[0]})
+        seq = int(client.hget(keys.about(holder), "seq"))
+        client.append(keys.blocks(holder), make_hashes(7, 8)[0])
+        client.append(keys.tiers(holder), b"\1")
+        client.xadd(keys.deltas(holder), {"seq": seq + 2, "1": make_hashes(8, 9)[0]})
         await until(lambda: make_hashes(7, 8)[0] in held.of("w"))
         assert reader.gaps == 1
 
@@ -253,7 +261,8 @@ async def test_redis_that_never_was_harms_nobody():
         await asyncio.sleep(0.05)
         assert publisher.held == 10
         # bounded by what is held, not by what happened
-        assert not publisher._touched
+        assert not publisher._slots.touched
+        assert publisher._slots.size < 20
         assert not publisher.connected
         assert not reader.connected
 
