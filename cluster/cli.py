@@ -17,6 +17,7 @@ import typer
 from .bench.options import BenchOptions
 from .config import LoadedConfig, options
 from .flags import Flag, flags_of, with_flags
+from .simulate.options import SimulateOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,6 +191,23 @@ def models(
     console.print(*models_tables(), OTHERS, sep="\n")
 
 
+def _simulate(**flags: Any) -> None:
+    """Replay a trace of requests against a fleet that does not exist, through the real scheduler.
+
+    Policies of ours: cost, round-robin, least-load, prefix-only, and cost:WEIGHT, which weighs load.
+
+    Policies of other routers, with their defaults: sglang, dynamo, llm-d.
+
+    Example: decodefleet simulate --trace conversation_trace.jsonl --policy cost,least-load,dynamo
+    """
+    from .simulate.command import simulate
+
+    simulate(flags, _console())
+
+
+app.command("simulate")(with_flags(_simulate, flags_of(SimulateOptions)))
+
+
 def _bench_serve(**flags: Any) -> None:
     """Load any OpenAI-compatible server and report what its clients feel.
 
@@ -283,10 +301,12 @@ def _explain(error: Exception) -> None:
 
     from .bench.options import BenchError
     from .config import ConfigError
+    from .simulate.options import SimulateError
     from .terminal import print_error
 
     console = _console(stderr=True)
-    if isinstance(error, ConfigError | ModelError | BenchError | InvalidRequest | ChatTemplateError):
+    expected = ConfigError | ModelError | BenchError | SimulateError | InvalidRequest | ChatTemplateError
+    if isinstance(error, expected):
         print_error(console, str(error))
         return
     print_error(console, f"{type(error).__name__}: {error}")

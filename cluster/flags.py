@@ -47,7 +47,7 @@ def _flag(name: str, field: FieldInfo, extra: Any) -> Flag:
     return Flag(
         name,
         field.annotation,
-        field.default,
+        None if field.is_required() else field.default,
         field.description or "",
         extra["panel"],
         extra.get("hidden", False),

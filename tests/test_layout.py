@@ -39,6 +39,7 @@ TORCH_FREE_WORKER = (
     "sampling_params",
     "server",
     "stats",
+    "step_time",
     "text",
     "transport",
 )

@@ -31,7 +31,7 @@ class CostPolicy:
     name: PolicyName = "cost"
 
     def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
-        return _least(views, [sum(cost_of(view, demand, hits.get(view.key, NO_HIT))) for view in views], rng)
+        return least(views, [sum(cost_of(view, demand, hits.get(view.key, NO_HIT))) for view in views], rng)
 
 
 class RoundRobin:
@@ -40,7 +40,7 @@ class RoundRobin:
     name: PolicyName = "round-robin"
 
     def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
-        return _least(views, [view.last_placed for view in views], rng)
+        return least(views, [view.last_placed for view in views], rng)
 
 
 class LeastLoad:
@@ -49,7 +49,7 @@ class LeastLoad:
     name: PolicyName = "least-load"
 
     def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
-        return _least(views, [view.load.sequences for view in views], rng)
+        return least(views, [view.load.sequences for view in views], rng)
 
 
 class PrefixOnly:
@@ -60,8 +60,8 @@ class PrefixOnly:
     def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
         misses = [-hits.get(view.key, NO_HIT).blocks for view in views]
         if any(misses):
-            return _least(views, misses, rng)
-        return _least(views, [view.load.sequences for view in views], rng)
+            return least(views, misses, rng)
+        return least(views, [view.load.sequences for view in views], rng)
 
 
 POLICIES: dict[PolicyName, type[Policy]] = {
@@ -72,7 +72,7 @@ POLICIES: dict[PolicyName, type[Policy]] = {
 }
 
 
-def _least(views: Sequence[WorkerView], scores: Sequence[float], rng: Random) -> WorkerView:
+def least(views: Sequence[WorkerView], scores: Sequence[float], rng: Random) -> WorkerView:
     best = min(scores)
     tied = [view for view, score in zip(views, scores, strict=True) if score == best]
     return tied[0] if len(tied) == 1 else rng.choice(tied)

@@ -1,0 +1,109 @@
+"""A comparison for people (a table, a plot) and for files (JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from .chart import Panel, Series, chart
+from .compare import Comparison
+from .outcome import Quantiles, Summary
+
+NOTES = (
+    "ms: p50 / p90 / p99. cached: share of prompt tokens that caches supplied, and that against the oracle's "
+    "(one LRU over all workers' memory) and against a cache without end. balance: requests present on the "
+    "busiest worker against the mean. good: within both targets."
+)
+
+
+def table(title: str, found: Comparison) -> Table:
+    """One row per run."""
+    grid = Table(title=title, title_justify="left", caption=NOTES, caption_justify="left", box=SIMPLE_HEAD)
+    for name, _ in _columns(found):
+        grid.add_column(name, justify="left" if name == "policy" else "right")
+    for run in found.runs:
+        grid.add_row(*(cell(run) for _, cell in _columns(found)))
+    return grid
+
+
+def markdown(found: Comparison) -> str:
+    """The same table for a file."""
+    columns = _columns(found)
+    lines = ["| " + " | ".join(name.replace("\n", " ") for name, _ in columns) + " |"]
+    lines.append("|---" * len(columns) + "|")
+    lines += ["| " + " | ".join(cell(run) for _, cell in columns) + " |" for run in found.runs]
+    return "\n".join(lines) + "\n"
+
+
+def document(provenance: dict[str, Any], setup: dict[str, Any], found: Comparison) -> dict[str, Any]:
+    """JSON-ready. Durations in ms."""
+    return {
+        "format": 1,
+        "kind": "simulate",
+        **provenance,
+        "setup": setup,
+        "oracle_hit_rate": found.oracle,
+        "endless_hit_rate": found.endless,
+        "runs": [run.as_json() for run in found.runs],
+    }
+
+
+def plot(found: Comparison) -> str:
+    """SVG: hit rate against p90 TTFT, one point per run, and the quantiles of TTFT and ITL."""
+    return chart(
+        [
+            Panel(
+                "p90 TTFT, s",
+                "prompt tokens found in a cache, %",
+                [
+                    Series(run.policy, [100 * run.hit_rate], [run.ttft.p90 / 1000], "points")
+                    for run in found.runs
+                    if run.ttft is not None
+                ],
+            ),
+            _quantiles("TTFT, ms", {run.policy: run.ttft for run in found.runs}),
+            _quantiles("time between tokens, ms", {run.policy: run.itl for run in found.runs}),
+        ]
+    )
+
+
+def _quantiles(title: str, values: dict[str, Quantiles | None]) -> Panel:
+    shares = [50.0, 90.0, 99.0]
+    return Panel(
+        title,
+        "percentile",
+        [Series(name, shares, list(value)) for name, value in values.items() if value is not None],
+        log=True,
+        from_zero=False,
+    )
+
+
+def _columns(found: Comparison) -> list[tuple[str, Callable[[Summary], str]]]:
+    return [
+        ("policy", lambda run: run.policy),
+        ("TTFT ms", lambda run: _cell(run.ttft)),
+        ("ITL ms", lambda run: _cell(run.itl)),
+        ("out tok/s", lambda run: f"{run.output_tokens_per_s:,.0f}"),
+        ("cached", lambda run: f"{run.hit_rate:.1%}"),
+        ("of oracle", lambda run: _share(run.hit_rate, found.oracle)),
+        ("of endless", lambda run: _share(run.hit_rate, found.endless)),
+        ("balance", lambda run: f"{run.balance:.2f}"),
+        ("good", lambda run: f"{run.attained:.1%}"),
+        ("refused", lambda run: str(sum(run.refused.values()))),
+        ("preempted", lambda run: str(run.preemptions)),
+    ]
+
+
+def _cell(values: Quantiles | None) -> str:
+    return "–" if values is None else " / ".join(_number(value) for value in values)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "–"
