@@ -68,6 +68,15 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return blocks
         return sum(blocks if most is None else min(blocks, most * sequences) for most in self.group_blocks)
 
+    def tokens_read(self, context: int) -> int:
+        """Tokens of KV that one behind `context` others reads, on average over the groups."""
+        if self.group_blocks == (None,):
+            return context
+        seen = (
+            context if most is None else min(context, most * self.block_size) for most in self.group_blocks
+        )
+        return sum(seen) // len(self.group_blocks)
+
 
 class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Start a request. Idempotent: a second Submit of the same (request_id, attempt) is ignored.

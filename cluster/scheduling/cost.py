@@ -6,7 +6,7 @@
     compute  = the step that computes the uncached rest       base + prefill + the decodes that share it
     slowdown = running · (uncached · prefill_token            everybody there waits for its prefill,
                           + expected tokens · Δstep)          then for its share of each decode step
-    Δstep    = n · sequence + context · kv_token
+    Δstep    = n · (sequence + context · kv_token)        context: in its middle, within the model's windows
 
 The coefficients are the worker's own: its fitted step time, and its tiers as measured. No weights: what is
 compared is time.
@@ -88,8 +88,9 @@ def cost_of(view: WorkerView, demand: Demand, hit: Hit) -> Cost:
         uncached -= min(blocks * view.card.block_size, prompt - 1)
     prefill = uncached * step.prefill_token
     sequences = (running + n) * step.sequence
-    compute = step.base + prefill + (load.kv_tokens + prompt) * step.kv_token + sequences
-    context = prompt + demand.expected_tokens // 2
+    read = view.card.tokens_read
+    compute = step.base + prefill + (load.kv_tokens + read(prompt)) * step.kv_token + sequences
+    context = read(demand.mean_context)
     per_step = n * (step.sequence + context * step.kv_token)
     slowdown = running * (prefill + demand.expected_tokens * per_step)
     return Cost(load.prefill_tokens * step.prefill_token, restore, compute, slowdown)

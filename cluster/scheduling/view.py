@@ -104,6 +104,11 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     expected_tokens: int
     n: int = 1
 
+    @property
+    def mean_context(self) -> int:
+        """Tokens before the one in the middle of the answer."""
+        return self.prompt_tokens + self.expected_tokens // 2
+
 
 class WorkerView(msgspec.Struct, frozen=True, gc=False):
     """One live worker at one moment.
@@ -135,7 +140,7 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         return Load(
             prefill_tokens=demand.prompt_tokens - self.cached_tokens(demand, hit),
             sequences=demand.n,
-            kv_tokens=demand.prompt_tokens + demand.expected_tokens * demand.n // 2,
+            kv_tokens=demand.n * self.card.tokens_read(demand.mean_context),
             blocks=self.card.blocks_for(new_tokens, demand.n),
         )
 

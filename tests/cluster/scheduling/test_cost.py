@@ -70,6 +70,16 @@ def test_slowdown_grows_with_company_and_length(make):
     assert slowdown(3, 200) > slowdown(3, 100)
 
 
+def test_windowed_layers_read_no_further_than_their_window(make):
+    """Two groups of three see 5 blocks of 16 tokens each."""
+    demand, busy = Demand("m", 4000, 100), {"load": Load(sequences=4)}
+    full = cost_of(make.view(**busy), demand, NO_HIT)
+    windowed = cost_of(make.view(card=make.card(group_blocks=(None, 5, 5)), **busy), demand, NO_HIT)
+    read, context = (4000 + 2 * 80) // 3, (4050 + 2 * 80) // 3
+    assert full.compute - windowed.compute == pytest.approx((4000 - read) * 1e-7)
+    assert full.slowdown - windowed.slowdown == pytest.approx(4 * 100 * (4050 - context) * 1e-7)
+
+
 def test_prior_and_floors():
     assert bounded(None) == PRIOR
     nil = StepTime(base=0, prefill_token=0, kv_token=0, sequence=0)

@@ -29,7 +29,7 @@ def test_load_of_a_request(make):
     assert view.load_of(DEMAND, Hit(3, 3)) == Load(52, 1, 114, 5)
     # what comes from below the GPU is not computed, and takes as much of its memory
     assert view.load_of(DEMAND, Hit(3, 1, 3)) == Load(52, 1, 114, 7)
-    assert view.load_of(Demand("m", 100, 28, n=3), NO_HIT) == Load(100, 3, 142, 12)
+    assert view.load_of(Demand("m", 100, 28, n=3), NO_HIT) == Load(100, 3, 342, 12)
 
 
 @pytest.mark.parametrize(
