@@ -1,0 +1,433 @@
+"""The Grafana dashboards, written down once: `python deploy/grafana/dashboards.py` writes dashboards/*.json.
+
+A panel is a title, a unit and its queries; Grafana's JSON is made of that. A test holds that the files are
+current, that every query parses and that every metric in them exists.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).with_name("dashboards")
+WIDTH, HEIGHT = 24, 8
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# every query is of the jobs and models chosen at the top
+JOB = 'job=~"$job"'
+MODEL = f'{JOB}, model_name=~"$model"'
+
+Queries = tuple[tuple[str, str], ...]
+"""(PromQL, legend) of each line."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """kind: Grafana's panel type. width: of 24. stack: lines add up."""
+
+    title: str
+    unit: str
+    queries: Queries
+    kind: str = "timeseries"
+    width: int = 12
+    description: str = ""
+    stack: bool = False
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    uid: str
+    title: str
+    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+
+
+def rate(metric: str, labels: str = MODEL, by: str = "") -> str:
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (rate({metric}{{{labels}}}[$__rate_interval]))"
+
+
+def total(metric: str, labels: str = MODEL, by: str = "") -> str:
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} ({metric}{{{labels}}})"
+
+
+def percentiles(metric: str, *shares: float) -> Queries:
+    grown = rate(f"{metric}_bucket", by="le")
+    return tuple(
+        (f"histogram_quantile({share}, {grown})", f"p{share * 100:g}")
+        for share in shares or (0.5, 0.95, 0.99)
+    )
+
+
+def latency(title: str, metric: str, description: str = "", width: int = 12) -> Panel:
+    return Panel(title, "s", percentiles(metric), description=description, width=width)
+
+
+def number(title: str, unit: str, query: str, description: str = "") -> Panel:
+    return Panel(title, unit, ((query, ""),), "stat", 3, description)
+
+
+def heatmap(title: str, unit: str, metric: str) -> Panel:
+    return Panel(title, unit, ((rate(f"{metric}_bucket", by="le"), "{{le}}"),), "heatmap")
+
+
+ROUTER = "decodefleet_router"
+HITS = f"{rate('decodefleet_prefix_cache_hits_total')} / {rate('decodefleet_prefix_cache_queries_total')}"
+ANSWERS = f"{ROUTER}_requests_total"
+ERRORS = rate(ANSWERS, f'{JOB}, status=~"5.."') + " / " + rate(ANSWERS, JOB)
+
+FLEET = Dashboard(
+    "decodefleet-fleet",
+    "decodefleet / fleet",
+    (
+        (
+            "Now",
+            (
+                number("Workers", "short", total("decodefleet_workers", JOB + ', state="serving"')),
+                number("Running", "short", total("decodefleet_sequences_running")),
+                number("Queued", "short", total("decodefleet_scheduler_queue_length", JOB)),
+                number("KV in use", "percentunit", f"max (decodefleet_kv_cache_usage{{{MODEL}}})"),
+                number("Prefix hit rate", "percentunit", HITS, "Prompt tokens that a cache supplied."),
+                number("TTFT p95", "s", percentiles(f"{ROUTER}_time_to_first_token_seconds", 0.95)[0][0]),
+                number("ITL p95", "s", percentiles(f"{ROUTER}_inter_token_latency_seconds", 0.95)[0][0]),
+                number("Errors", "percentunit", ERRORS, "Share of HTTP answers with a status of 5xx."),
+            ),
+        ),
+        (
+            "What clients feel",
+            (
+                latency("Time to first token", f"{ROUTER}_time_to_first_token_seconds"),
+                latency("Between tokens", f"{ROUTER}_inter_token_latency_seconds"),
+                Panel(
+                    "Answers by status",
+                    "reqps",
+                    ((rate(f"{ROUTER}_requests_total", JOB, "status"), "{{status}}"),),
+                    stack=True,
+                ),
+                Panel(
+                    "Tokens",
+                    "short",
+                    (
+                        (rate("decodefleet_generation_tokens_total"), "generated per s"),
+                        (rate("decodefleet_prompt_tokens_total"), "prompt per s"),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Load",
+            (
+                Panel(
+                    "Sequences",
+                    "short",
+                    (
+                        (total("decodefleet_sequences_running"), "running"),
+                        (total("decodefleet_sequences_waiting"), "waiting in workers"),
+                        (total("decodefleet_sequences_restoring"), "restoring KV"),
+                        (total("decodefleet_scheduler_queue_length", JOB), "queued in the scheduler"),
+                    ),
+                ),
+                Panel(
+                    "Workers",
+                    "short",
+                    ((total("decodefleet_workers", JOB, "state"), "{{state}}"),),
+                    stack=True,
+                ),
+                Panel(
+                    "KV cache in use",
+                    "percentunit",
+                    ((f"max by (model_name) (decodefleet_kv_cache_usage{{{MODEL}}})", "{{model_name}}"),),
+                ),
+                Panel(
+                    "Refused",
+                    "reqps",
+                    ((rate("decodefleet_scheduler_refusals_total", JOB, "reason"), "{{reason}}"),),
+                    stack=True,
+                ),
+            ),
+        ),
+    ),
+)
+
+REQUESTS = Dashboard(
+    "decodefleet-requests",
+    "decodefleet / requests",
+    (
+        (
+            "Where the time goes",
+            (
+                latency(
+                    "Queue", f"{ROUTER}_queue_time_seconds", "Waiting for a placement, and in the worker.", 8
+                ),
+                latency("Prefill", f"{ROUTER}_prefill_time_seconds", width=8),
+                latency("Decode", f"{ROUTER}_decode_time_seconds", width=8),
+                latency("Whole request", f"{ROUTER}_e2e_request_latency_seconds"),
+                latency("Time per output token", f"{ROUTER}_time_per_output_token_seconds"),
+                heatmap("Time to first token", "s", f"{ROUTER}_time_to_first_token_seconds"),
+                heatmap("Between tokens", "s", f"{ROUTER}_inter_token_latency_seconds"),
+            ),
+        ),
+        (
+            "What is asked for",
+            (
+                heatmap("Prompt tokens", "short", f"{ROUTER}_request_prompt_tokens"),
+                heatmap("Generated tokens", "short", f"{ROUTER}_request_generated_tokens"),
+                Panel(
+                    "Requests by tenant",
+                    "reqps",
+                    ((rate(f"{ROUTER}_tenant_requests_total", JOB, "tenant"), "{{tenant}}"),),
+                    stack=True,
+                ),
+                Panel(
+                    "Tokens by tenant",
+                    "short",
+                    ((rate(f"{ROUTER}_tenant_tokens_total", JOB, "tenant"), "{{tenant}}"),),
+                    stack=True,
+                ),
+            ),
+        ),
+        (
+            "What goes wrong",
+            (
+                Panel(
+                    "Failed generations",
+                    "reqps",
+                    ((rate(f"{ROUTER}_failures_total", JOB, "reason"), "{{reason}}"),),
+                    width=8,
+                    stack=True,
+                ),
+                Panel(
+                    "Moved to another worker",
+                    "reqps",
+                    ((rate(f"{ROUTER}_retries_total", JOB), "moved"),),
+                    width=8,
+                ),
+                Panel(
+                    "How sequences end",
+                    "reqps",
+                    (
+                        (
+                            rate("decodefleet_requests_finished_total", by="finished_reason"),
+                            "{{finished_reason}}",
+                        ),
+                    ),
+                    width=8,
+                    stack=True,
+                ),
+            ),
+        ),
+    ),
+)
+
+TIER = "decodefleet_kv_tier"
+KV = Dashboard(
+    "decodefleet-kv",
+    "decodefleet / KV cache",
+    (
+        (
+            "Prefix cache",
+            (
+                Panel("Hit rate", "percentunit", ((HITS, "of prompt tokens"),)),
+                Panel(
+                    "Blocks of the pool",
+                    "short",
+                    (
+                        (
+                            f"{total('decodefleet_kv_blocks')} - {total('decodefleet_kv_blocks_free')}"
+                            f" - {total('decodefleet_kv_blocks_cached')}",
+                            "in use",
+                        ),
+                        (total("decodefleet_kv_blocks_cached"), "cached"),
+                        (total("decodefleet_kv_blocks_free"), "free"),
+                    ),
+                    stack=True,
+                ),
+                Panel(
+                    "Preemptions",
+                    "short",
+                    (
+                        (rate("decodefleet_preemptions_total"), "preempted per s"),
+                        (rate("decodefleet_swapped_sequences_total"), "of them kept below"),
+                    ),
+                ),
+                Panel(
+                    "Evicted blocks",
+                    "short",
+                    ((rate(f"{TIER}_evicted_blocks_total", by="tier, fate"), "{{tier}}: {{fate}}"),),
+                ),
+            ),
+        ),
+        (
+            "Tiers",
+            (
+                Panel(
+                    "Full",
+                    "percentunit",
+                    (
+                        (
+                            f"{total(f'{TIER}_blocks_held', by='tier')}"
+                            f" / {total(f'{TIER}_blocks', by='tier')}",
+                            "{{tier}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Restored",
+                    "Bps",
+                    ((rate(f"{TIER}_restored_bytes_total", by="tier"), "from {{tier}}"),),
+                ),
+                Panel("Stored", "Bps", ((rate(f"{TIER}_stored_bytes_total", by="tier"), "to {{tier}}"),)),
+                Panel(
+                    "Standstill for copies",
+                    "percentunit",
+                    ((rate("decodefleet_kv_stall_seconds_total"), "of one worker's time"),),
+                ),
+            ),
+        ),
+        (
+            "Prefix directory",
+            (
+                Panel(
+                    "Reachable",
+                    "bool_yes_no",
+                    ((f"min (decodefleet_scheduler_directory_up{{{JOB}}})", "directory"),),
+                    width=8,
+                ),
+                Panel(
+                    "Age of its news",
+                    "s",
+                    ((f"max (decodefleet_scheduler_directory_lag_seconds{{{JOB}}})", "lag"),),
+                    width=8,
+                ),
+                Panel(
+                    "Blocks in the index",
+                    "short",
+                    ((total("decodefleet_scheduler_prefix_index_blocks", JOB), "blocks"),),
+                    width=8,
+                ),
+            ),
+        ),
+    ),
+)
+
+DASHBOARDS = (FLEET, REQUESTS, KV)
+
+
+def render(dashboard: Dashboard) -> str:
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, row in dashboard.rows:
+        panels.append(
+            {
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": _place(WIDTH, 1, 0, y),
+            }
+        )
+        y += 1
+        x = 0
+        height = 4 if row[0].kind == "stat" else HEIGHT
+        for panel in row:
+            if x + panel.width > WIDTH:
+                x, y = 0, y + height
+            panels.append(_panel(panel, _place(panel.width, height, x, y)))
+            x += panel.width
+        y += height
+    for number, panel in enumerate(panels, 1):
+        panel["id"] = number
+    return json.dumps(_frame(dashboard, panels), indent=1) + "\n"
+
+
+def _frame(dashboard: Dashboard, panels: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "tags": ["decodefleet"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "graphTooltip": 1,
+        "links": [
+            {
+                "type": "dashboards",
+                "title": "decodefleet",
+                "tags": ["decodefleet"],
+                "includeVars": True,
+                "keepTime": True,
+            }
+        ],
+        "templating": {
+            "list": [
+                {"name": "datasource", "label": "source", "type": "datasource", "query": "prometheus"},
+                _variable("job", "label_values(decodefleet_workers, job)"),
+                _variable("model", 'label_values(decodefleet_kv_blocks{job=~"$job"}, model_name)'),
+            ]
+        },
+        "panels": panels,
+    }
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": SOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _panel(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    made = {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": {}}, "overrides": []},
+        "options": {},
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": SOURCE,
+                "expr": query,
+                "legendFormat": legend or "__auto",
+                "format": "heatmap" if panel.kind == "heatmap" else "time_series",
+            }
+            for number, (query, legend) in enumerate(panel.queries)
+        ],
+    }
+    if panel.kind == "timeseries":
+        custom: dict[str, Any] = {"lineWidth": 1, "fillOpacity": 10, "showPoints": "never"}
+        if panel.stack:
+            custom |= {"fillOpacity": 30, "stacking": {"mode": "normal", "group": "A"}}
+        made["fieldConfig"]["defaults"]["custom"] = custom
+        made["options"] = {"tooltip": {"mode": "multi", "sort": "desc"}, "legend": {"displayMode": "list"}}
+    elif panel.kind == "stat":
+        made["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area"}
+    else:
+        made["options"] = {"yAxis": {"unit": panel.unit}, "calculate": False}
+    return made
+
+
+def _place(width: int, height: int, x: int, y: int) -> dict[str, int]:
+    return {"w": width, "h": height, "x": x, "y": y}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for dashboard in DASHBOARDS:
+        (FOLDER / f"{dashboard.uid}.json").write_text(render(dashboard), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
