@@ -21,9 +21,10 @@ from decodefleet.worker.protocol import ModelCard
 from decodefleet.worker.sampling_params import InvalidRequest, SamplingParams
 from decodefleet.worker.transport import Security
 
+from .attempt import GenerationRequest
 from .dataplane.scheduler_client import Locate, SchedulerClient
 from .dataplane.worker_clients import WorkerClients
-from .generation import Generation, GenerationRequest
+from .generation import Generation
 from .observability.router_metrics import RouterMetrics
 from .observability.timeline import Timeline
 from .text_service import TextService
@@ -36,6 +37,9 @@ class RouterSettings(Frozen):
 
     first_token_deadline_s: float | None = Field(
         300.0, gt=0, description="seconds that a request may wait for its first token; None for any"
+    )
+    resume_s: float | None = Field(
+        120.0, gt=0, description="seconds that a stream may wait for another worker; None for any"
     )
     text_threads: int = Field(4, ge=1, description="threads that tokenize and hash")
 
@@ -136,6 +140,7 @@ class Router:
             session_id=caller.session_id,
             cache_salt=caller.cache_salt,
             deadline_s=self._settings.first_token_deadline_s,
+            resume_s=self._settings.resume_s,
         )
 
     def generation(self, request: GenerationRequest) -> Generation:

@@ -21,6 +21,8 @@ def admit(submit: Submit, card: ModelCard, arrival: int) -> Request:
     params = submit.params
     _check_token_ids(params, card)
     room = card.max_model_len - len(prompt)
+    max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+    _check_resume(submit, card, max_tokens)
     root = request_root(card.hash_root, cache_salt=submit.cache_salt)
     request = Request(
         request_id=submit.request_id,
@@ -28,11 +30,11 @@ def admit(submit: Submit, card: ModelCard, arrival: int) -> Request:
         params=params,
         prompt=prompt,
         root_hash=root,
-        max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+        max_tokens=max_tokens,
         end_tokens=frozenset(params.stop_token_ids) | (set() if params.ignore_eos else {*card.eos_token_ids}),
         order=(submit.priority, arrival),
     )
-    _add_sequences(request, submit, _prompt_hashes(submit, card, prompt, root))
+    _add_sequences(request, submit, _prompt_hashes(submit, card, prompt, root), card.block_size)
     return request
 
 
@@ -65,19 +67,38 @@ def _prompt_hashes(submit: Submit, card: ModelCard, prompt: list[int], root: byt
     return extend_chain(root, prompt, card.block_size)
 
 
-def _add_sequences(request: Request, submit: Submit, hashes: list[bytes]) -> None:
+def _add_sequences(request: Request, submit: Submit, hashes: list[bytes], block_size: int) -> None:
+    seed = submit.params.seed if submit.params.seed is not None else secrets.randbits(64)
+    for index in submit.live:
+        tokens = [*request.prompt, *(submit.resume[index] if submit.resume else ())]
+        request.live.append(
+            Sequence(
+                request=request,
+                index=index,
+                seed=child_seed(seed, index),
+                tokens=tokens,
+                hashes=_known_hashes(request, hashes, tokens, block_size),
+            )
+        )
+    request.unborn = [] if submit.resume else request.live[1:]
+
+
+def _known_hashes(request: Request, hashes: list[bytes], tokens: list[int], block_size: int) -> list[bytes]:
+    """Of all full blocks: what an earlier attempt generated may be cached as well."""
+    parent = hashes[-1] if hashes else request.root_hash
+    return [*hashes, *extend_chain(parent, tokens[len(hashes) * block_size :], block_size)]
+
+
+def _check_resume(submit: Submit, card: ModelCard, max_tokens: int) -> None:
     n, resume = submit.params.n, submit.resume
     if resume and len(resume) != n:
         raise InvalidRequest("resume", f"has {len(resume)} sequences for n={n}")
-    seed = submit.params.seed if submit.params.seed is not None else secrets.randbits(64)
-    request.live = [
-        Sequence(
-            request=request,
-            index=index,
-            seed=child_seed(seed, index),
-            tokens=[*request.prompt, *(resume[index] if resume else ())],
-            hashes=list(hashes),
-        )
-        for index in range(n)
-    ]
-    request.unborn = [] if resume else request.live[1:]
+    if not submit.live:
+        raise InvalidRequest("ended", f"leaves nothing to generate of n={n}")
+    for index in submit.live if resume else ():
+        if max(resume[index], default=0) >= card.vocab_size:
+            raise InvalidRequest("resume", f"token ids must be below {card.vocab_size}")
+        if len(resume[index]) >= max(max_tokens, 1):
+            raise InvalidRequest(
+                "resume", f"{len(resume[index])} tokens leave none of {max_tokens} to generate"
+            )

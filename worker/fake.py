@@ -90,7 +90,7 @@ class FakeEngine:
             raise InvalidRequest("prompt", f"{len(prompt)} tokens leave no room in {limit}")
         if len(self._waiting) + params.n > max(self._batch.max_waiting, params.n):
             raise Refused("queue_full", f"{len(self._waiting)} sequences wait already")
-        self._waiting.extend(self._sequence(request, prompt, index) for index in range(params.n))
+        self._waiting.extend(self._sequence(request, prompt, index) for index in request.live)
         self._note_stats()
 
     def abort(self, request_id: str, attempt: int, index: int | None = None) -> None:
@@ -143,12 +143,14 @@ class FakeEngine:
         chain = split_hashes(request.block_hashes)
         if request.hash_root != self.card.hash_root or len(chain) != len(prompt) // size:
             chain = extend_chain(root, prompt, size)
+        known = [*prompt, *resumed]
+        chain += extend_chain(chain[-1] if chain else root, known[len(chain) * size :], size)
         room = self.card.max_model_len - len(prompt)
         ends = {*self.card.eos_token_ids, *params.stop_token_ids}
         return FakeSequence(
             submit=request,
             index=index,
-            tokens=[*prompt, *resumed],
+            tokens=known,
             prompt_len=len(prompt),
             root=root,
             echo=[token for token in prompt if token not in ends] or [_digest(prompt) % self.card.vocab_size],

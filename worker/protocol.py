@@ -30,6 +30,7 @@ from .stats import WorkerStats as WorkerStats
 PROTOCOL_VERSION = 1
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Moved = Literal["drained", "failed"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -87,6 +88,7 @@ class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):
     block_hashes: hashes of the prompt's full blocks, 16 bytes each, chained from `hash_root`.
     resume: per sequence, tokens already emitted to the client by an earlier attempt: they are taken as known
         and generation continues behind them. Empty for a fresh request.
+    ended: sequences that ended in an earlier attempt, and are not generated again.
     priority: lower is sooner, as in vLLM; in Place, too.
     deadline_s: seconds from receipt after which a request that has not started is refused; None for never.
     """
@@ -103,6 +105,12 @@ class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     deadline_s: float | None = None
     cache_salt: str = ""
+    ended: tuple[int, ...] = ()
+
+    @property
+    def live(self) -> list[int]:
+        """Indices of the sequences to generate."""
+        return [index for index in range(self.params.n) if index not in self.ended]
 
 
 class Abort(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,6 +143,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         clocks are compared.
     stop_token: the stop or end token that ended the sequence.
     error: with finish_reason "error": what happened, for the client.
+    moved: with finish_reason "error": the worker gives all its requests back, for it drains or has failed;
+        this one can go on elsewhere.
     """
 
     request_id: str
@@ -148,6 +158,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    moved: Moved | None = None
 
 
 class StepOutput(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -193,6 +204,7 @@ class Place(Message, frozen=True, kw_only=True, omit_defaults=True):
     max_new_tokens: upper bound over all n sequences; expected lengths are the scheduler's to estimate.
     block_hashes: as in Submit; empty when the request must not read the cache.
     exclude: workers that failed this request before.
+    emitted: of prompt_tokens, those that an earlier attempt generated: the client is in the middle of a text.
     """
 
     request_id: str
@@ -207,6 +219,7 @@ class Place(Message, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str = ""
     deadline_s: float | None = None
     exclude: tuple[str, ...] = ()
+    emitted: int = 0
 
 
 class Placement(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -308,7 +321,9 @@ class Attach(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Drain(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Take nothing new; finish what runs."""
+    """Take nothing new; finish what runs. migrate: hand what runs back to its routers, to go on elsewhere."""
+
+    migrate: bool = False
 
 
 class Shutdown(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .protocol import Rejected, RejectReason, Submit, TokenDelta
+from .protocol import Moved, Rejected, RejectReason, Submit, TokenDelta
 
 REMEMBERED = 8192
 
@@ -80,7 +80,7 @@ class RequestTable:
             request_id=submit.request_id,
             attempt=submit.attempt,
             owner=owner,
-            live=set(range(submit.params.n)),
+            live=set(submit.live),
             deadline=deadline,
         )
         if deadline is not None:
@@ -125,7 +125,7 @@ class RequestTable:
         return late
 
 
-def error_deltas(entry: Entry, message: str) -> list[TokenDelta]:
+def error_deltas(entry: Entry, message: str, moved: Moved | None) -> list[TokenDelta]:
     """The last word on each sequence of a request that the worker gives up."""
     return [
         TokenDelta(
@@ -134,6 +134,7 @@ def error_deltas(entry: Entry, message: str) -> list[TokenDelta]:
             index=index,
             finish_reason="error",
             error=message,
+            moved=moved,
         )
         for index in sorted(entry.live)
     ]

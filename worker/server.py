@@ -25,6 +25,7 @@ from .protocol import (
     Drain,
     Failed,
     Loading,
+    Moved,
     Rejected,
     Shutdown,
     StepOutput,
@@ -69,11 +70,12 @@ class WorkerServer:
             self._links.announce(engine.card, engine.total_blocks, lambda: self._stats(engine))
             while self._stopping is None:
                 self._turn(engine)
-            self._give_up(self._table.all(), self._stopping)
+            self._give_up(self._table.all(), self._stopping, moved="drained")
         except Exception as error:
             log.exception("worker %s cannot go on", self._config.worker_id)
             lost = isinstance(error, RankLost)
-            self._give_up(self._table.all(), "a rank of the worker was lost" if lost else "the worker failed")
+            reason = "a rank of the worker was lost" if lost else "the worker failed"
+            self._give_up(self._table.all(), reason, moved="failed")
             self._links.to_supervisor(Failed(message=str(error) or repr(error)))
             return 1
         finally:
@@ -127,8 +129,10 @@ class WorkerServer:
                 self._end_streams(engine, owner, tell=full)
             case EpochSeen(epoch):
                 self._table.epoch = max(self._table.epoch, epoch)
-            case Drain():
+            case Drain(migrate=migrate):
                 self._table.draining = True
+                if migrate:
+                    self._hand_back(engine)
             case RankGone(reason):
                 raise RankLost(reason)
             case Shutdown(reason=reason):
@@ -154,7 +158,7 @@ class WorkerServer:
             engine.abort(submit.request_id, submit.attempt)
             entry = self._table.get(submit.request_id, submit.attempt)
             if entry is not None:
-                self._give_up([entry], "the worker could not take the request")
+                self._give_up([entry], "the worker could not take the request", moved="failed")
 
     def _reject(self, submit: Submit, rejected: Rejected) -> None:
         entry = self._table.get(submit.request_id, submit.attempt)
@@ -192,14 +196,21 @@ class WorkerServer:
         for entry in entries:
             self._table.forget(entry)
 
+    def _hand_back(self, engine: EngineLike) -> None:
+        """Drained for long enough: what still runs goes on elsewhere."""
+        entries = self._table.all()
+        for entry in entries:
+            engine.abort(entry.request_id, entry.attempt)
+        self._give_up(entries, "the worker is draining", moved="drained")
+
     def _drop(self, engine: EngineLike, entry: Entry) -> None:
         engine.abort(entry.request_id, entry.attempt)
         self._table.forget(entry)
 
-    def _give_up(self, entries: list[Entry], reason: str) -> None:
-        """End these requests towards their routers with an error."""
+    def _give_up(self, entries: list[Entry], reason: str, *, moved: Moved | None = None) -> None:
+        """End these requests towards their routers with an error; `moved`: they can go on elsewhere."""
         for entry in entries:
-            deltas = error_deltas(entry, reason)
+            deltas = error_deltas(entry, reason, moved)
             self._table.forget(entry)
             self._send(entry.owner, deltas, must=True)
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ..generation import Generation, Piece
+from ..generation import Generation
+from ..sequence_text import Piece
 from .wire import PromptTokensDetails, Usage
 
 News = list[tuple[int, Piece]]

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..generation import Piece
+from ..sequence_text import Piece
 from ..text_service import TextService
 from .answers import Answers
 from .errors import BadRequest

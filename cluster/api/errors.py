@@ -28,6 +28,7 @@ from ..dataplane.errors import (
     PlacementRefused,
     WorkerFailed,
     WorkerLost,
+    WorkerMoved,
     WorkerRejected,
 )
 
@@ -166,6 +167,8 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiEr
             return _by_reason(rejected.reason, rejected.message, names.get(field, field), None)
         case WorkerLost():
             return Unavailable(str(error), code="worker_lost", retry_after_s=RETRY_AFTER_S)
+        case WorkerMoved():
+            return Unavailable(str(error), code="worker_moved", retry_after_s=RETRY_AFTER_S)
         case WorkerFailed():
             return Unavailable(str(error), code="worker_failed", retry_after_s=RETRY_AFTER_S)
         case DataplaneError():

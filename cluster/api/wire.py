@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ..generation import Finish
+from ..sequence_text import Finish
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

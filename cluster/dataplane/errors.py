@@ -4,14 +4,15 @@ DataplaneError
 ├── PlacementRefused      the scheduler said no; `refusal` has the typed reason
 ├── SchedulerSilent       no placement before the deadline, for nobody answered
 ├── WorkerRejected        a worker did not take the submit; `rejected` has the typed reason
-├── WorkerLost            the worker is gone or silent; its streams end
+├── WorkerLost            the worker is gone or silent
+├── WorkerMoved           the worker gave all its requests back: it drains, or its engine failed
 ├── WorkerFailed          the worker gave this one sequence up
 └── ConsumerTooSlow       the client did not take its tokens in time; they were not kept for it
 """
 
 from __future__ import annotations
 
-from decodefleet.worker.protocol import Refusal, Rejected
+from decodefleet.worker.protocol import Moved, Refusal, Rejected
 
 
 class DataplaneError(Exception):
@@ -36,6 +37,12 @@ class WorkerRejected(DataplaneError):
 
 class WorkerLost(DataplaneError):
     pass
+
+
+class WorkerMoved(DataplaneError):
+    def __init__(self, message: str, why: Moved) -> None:
+        super().__init__(message)
+        self.why: Moved = why
 
 
 class WorkerFailed(DataplaneError):

@@ -7,11 +7,18 @@ that does not keep up loses its stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from decodefleet.worker.protocol import TokenDelta
 
-from .errors import ConsumerTooSlow, DataplaneError, WorkerLost, WorkerRejected
+from .errors import (
+    ConsumerTooSlow,
+    DataplaneError,
+    WorkerFailed,
+    WorkerLost,
+    WorkerMoved,
+    WorkerRejected,
+)
 
 # deltas per sequence: the longest pause of a client that is not held to be gone
 MAX_BUFFERED = 4096
@@ -21,10 +28,13 @@ class TokenStream:
     """One attempt of one request at one worker; `close` gives up what has not ended."""
 
     def __init__(
-        self, n: int, send_abort: Callable[[int | None], None], on_close: Callable[[], None]
+        self,
+        sequences: Collection[int],
+        send_abort: Callable[[int | None], None],
+        on_close: Callable[[], None],
     ) -> None:
-        self._live = set(range(n))
-        self._limit = MAX_BUFFERED * n
+        self._live = set(sequences)
+        self._limit = MAX_BUFFERED * len(sequences)
         self._deltas: list[TokenDelta] = []
         self._error: DataplaneError | None = None
         self._news = asyncio.Event()
@@ -52,7 +62,7 @@ class TokenStream:
         if self._closed:
             return
         self._closed = True
-        if self._live and not isinstance(self._error, WorkerLost | WorkerRejected):
+        if self._live and not isinstance(self._error, WorkerLost | WorkerMoved | WorkerRejected):
             self._send_abort(None)
         self._live.clear()
         self._on_close()
@@ -68,6 +78,9 @@ class TokenStream:
             return
         if delta.finish_reason is not None:
             self._live.discard(delta.index)
+        if delta.finish_reason in ("error", "abort"):
+            self.fail(_given_up(delta))
+            return
         self._deltas.append(delta)
         self._news.set()
 
@@ -76,3 +89,8 @@ class TokenStream:
         if self._error is None:
             self._error = error
             self._news.set()
+
+
+def _given_up(delta: TokenDelta) -> DataplaneError:
+    message = delta.error or "the worker gave the request up"
+    return WorkerFailed(message) if delta.moved is None else WorkerMoved(message, delta.moved)

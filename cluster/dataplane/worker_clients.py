@@ -91,7 +91,7 @@ class WorkerClients:
         def send_abort(index: int | None) -> None:
             self._abort(worker, Abort(request_id=key[0], attempt=key[1], index=index))
 
-        stream = TokenStream(submit.params.n, send_abort, lambda: self._end(worker, key))
+        stream = TokenStream(submit.live, send_abort, lambda: self._end(worker, key))
         worker.streams[key] = stream
         try:
             worker.connection.send(submit)

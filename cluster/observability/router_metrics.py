@@ -42,12 +42,12 @@ _TOKENS = (
 
 
 class Measure(NamedTuple):
-    """A histogram by model. alias: vLLM's name of the same thing."""
+    """A histogram by model. alias: vLLM's name of the same thing, where it has one."""
 
     name: str
     documentation: str
     bounds: tuple[float, ...]
-    alias: str
+    alias: str | None = None
 
 
 TTFT = Measure(
@@ -110,6 +110,11 @@ GENERATED_TOKENS = Measure(
     _TOKENS,
     "vllm:request_generation_tokens",
 )
+RESUME = Measure(
+    "decodefleet_router_resume_seconds",
+    "Time from the loss of a stream's worker to its next token.",
+    TTFT_BOUNDS_S,
+)
 MEASURES = (
     TTFT,
     ITL,
@@ -121,6 +126,7 @@ MEASURES = (
     INFERENCE,
     PROMPT_TOKENS,
     GENERATED_TOKENS,
+    RESUME,
 )
 
 
@@ -131,7 +137,8 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "HTTP requests answered.", "endpoint", "status")
         self.failures = self._counter("failures", "Generations that ended with an error.", "reason")
-        self.retries = self._counter("retries", "Requests sent to another worker than their first.")
+        self.retries = self._counter("retries", "Requests sent to another worker before their first token.")
+        self.migrations = self._counter("migrations", "Streams sent to another worker in their middle.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts placed.", "model_name")
         self.cached_tokens = self._counter(
             "cached_tokens", "Prompt tokens that the prefix cache supplied.", "model_name"
@@ -199,7 +206,7 @@ class _Histograms(Collector):
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         for measure, by_model in self._distributions.items():
-            for name in (measure.name, measure.alias):
+            for name in filter(None, (measure.name, measure.alias)):
                 family = HistogramMetricFamily(name, measure.documentation, labels=("model_name",))
                 # a copy: another thread may read while a model comes
                 for model, found in [*by_model.items()]:

@@ -21,6 +21,7 @@ from .router_metrics import (
     PREFILL,
     PROMPT_TOKENS,
     QUEUE,
+    RESUME,
     TPOT,
     TTFT,
     RouterMetrics,
@@ -78,6 +79,7 @@ class Timeline:
         self._gaps = metrics.distribution(ITL, model)
         self._received = metrics.generated_tokens.labels(model)
         self._last: list[float | None] = [None] * n
+        self._lost_at: float | None = None
         metrics.started(tenant)
 
     @property
@@ -131,6 +133,9 @@ class Timeline:
             attempt.first_token, attempt.queued_s = now, delta.queued_s
         if self.first_token is None:
             self._first(now, delta)
+        elif self._lost_at is not None:
+            self._metrics.distribution(RESUME, self.model).observe(now - self._lost_at)
+        self._lost_at = None
         last = self._last[delta.index]
         if last is not None:
             self._gaps.observe(now - last)
@@ -148,7 +153,12 @@ class Timeline:
     def moved(self, error: Exception) -> None:
         """The attempt failed, and another worker is asked."""
         self._end_attempt(str(error))
-        self._metrics.retries.inc()
+        if self.first_token is None:
+            self._metrics.retries.inc()
+            return
+        self._metrics.migrations.inc()
+        if self._lost_at is None:
+            self._lost_at = self._clock()
 
     def failed(self, error: Exception, reason: str) -> None:
         """The request ends with an error. reason: its code, one of few."""

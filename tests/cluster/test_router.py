@@ -12,17 +12,18 @@ import pytest
 import zmq.asyncio
 from tiny_peers import CARD, PATIENCE_S, TinyPeer, TinyWorker, eventually
 
-from decodefleet.cluster import generation
+from decodefleet.cluster import attempt
 from decodefleet.cluster.dataplane.errors import (
     PlacementRefused,
     WorkerFailed,
     WorkerLost,
     WorkerRejected,
 )
-from decodefleet.cluster.generation import Generation, Piece
+from decodefleet.cluster.generation import Generation
 from decodefleet.cluster.router import Caller, Router, RouterSettings
 from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.server import SchedulerServer
+from decodefleet.cluster.sequence_text import Piece
 from decodefleet.worker.kv.hashing import extend_chain, request_root, unpack_tokens
 from decodefleet.worker.protocol import Abort, Submit, TokenLogprobs
 from decodefleet.worker.sampling_params import InvalidRequest, SamplingParams
@@ -269,7 +270,7 @@ async def test_a_lasting_rejection_is_final(scene: Scene, reason: Any) -> None:
 async def test_a_worker_that_takes_a_request_and_says_no_more_is_left(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "MIN_PATIENCE_S", 0.1)
+    monkeypatch.setattr(attempt, "MIN_PATIENCE_S", 0.1)
     await scene.add_workers("w0", "w1")
     asked = await scene.generation()
     await asked.start()

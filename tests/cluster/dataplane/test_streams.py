@@ -16,7 +16,7 @@ class Recorded:
     def __init__(self, n: int = 1) -> None:
         self.aborts: list[int | None] = []
         self.closed = 0
-        self.stream = TokenStream(n, self.aborts.append, self._on_close)
+        self.stream = TokenStream(range(n), self.aborts.append, self._on_close)
 
     def _on_close(self) -> None:
         self.closed += 1
