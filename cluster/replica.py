@@ -146,7 +146,8 @@ class Supervisor:
             self._rank.kill()
 
     async def stop(self) -> None:
-        """Take nothing new, let running sequences finish up to the drain limit, then end the process."""
+        """Take nothing new, let running sequences finish up to the drain limit, send those that are left to
+        other workers, then end the process."""
         self._stopping.set()
         if self._attaching is not None:
             self._attaching.cancel()
@@ -162,6 +163,10 @@ class Supervisor:
         with contextlib.suppress(PeerUnreachable):
             await rank.send(Drain())
             await _within(self._config.drain_s, self._drained)
+            if not self._drained.is_set():
+                # what is left goes on at other workers
+                await rank.send(Drain(migrate=True))
+                await _within(SHUTDOWN_S, self._drained)
             await rank.send(Shutdown())
             await rank.wait(SHUTDOWN_S)
 

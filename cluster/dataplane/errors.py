@@ -7,6 +7,7 @@ DataplaneError
 ├── WorkerLost            the worker is gone or silent
 ├── WorkerMoved           the worker gave all its requests back: it drains, or its engine failed
 ├── WorkerFailed          the worker gave this one sequence up
+├── RouterStopping        this process ends: nothing goes on from here
 └── ConsumerTooSlow       the client did not take its tokens in time; they were not kept for it
 """
 
@@ -46,6 +47,10 @@ class WorkerMoved(DataplaneError):
 
 
 class WorkerFailed(DataplaneError):
+    pass
+
+
+class RouterStopping(DataplaneError):
     pass
 
 

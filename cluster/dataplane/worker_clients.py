@@ -15,7 +15,7 @@ from decodefleet.worker.protocol import Abort, Placement, Rejected, StepOutput, 
 from decodefleet.worker.transport import Codec, PeerUnreachable, Security
 
 from .connection import Connection
-from .errors import WorkerLost, WorkerRejected
+from .errors import RouterStopping, WorkerLost, WorkerRejected
 from .streams import TokenStream
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class WorkerClients:
             self.forget(worker)
             worker.connection.close(FAREWELL_MS)
             for stream in list(worker.streams.values()):
-                stream.fail(WorkerLost("the router is stopping"))
+                stream.fail(RouterStopping("the router is stopping"))
 
     def _abort(self, worker: _Worker, abort: Abort) -> None:
         try:

@@ -137,8 +137,8 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "HTTP requests answered.", "endpoint", "status")
         self.failures = self._counter("failures", "Generations that ended with an error.", "reason")
-        self.retries = self._counter("retries", "Requests sent to another worker before their first token.")
-        self.migrations = self._counter("migrations", "Streams sent to another worker in their middle.")
+        self.retries = self._counter("retries", "Requests sent to another worker than their first.")
+        self.migrations = self._counter("migrations", "Of them, those whose client had a part of the text.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts placed.", "model_name")
         self.cached_tokens = self._counter(
             "cached_tokens", "Prompt tokens that the prefix cache supplied.", "model_name"

@@ -153,8 +153,8 @@ class Timeline:
     def moved(self, error: Exception) -> None:
         """The attempt failed, and another worker is asked."""
         self._end_attempt(str(error))
+        self._metrics.retries.inc()
         if self.first_token is None:
-            self._metrics.retries.inc()
             return
         self._metrics.migrations.inc()
         if self._lost_at is None:

@@ -267,7 +267,7 @@ async def test_stop_does_not_wait_longer_than_the_drain_limit(
         output = await client.next()
     client.close()
     assert isinstance(output, StepOutput)
-    assert output.deltas[-1].finish_reason == "error"
+    assert (output.deltas[-1].finish_reason, output.deltas[-1].moved) == ("error", "drained")
 
 
 async def test_a_bad_model_is_reported_in_the_words_of_who_found_it(

@@ -135,6 +135,31 @@ def test_resume_goes_on_where_the_other_attempt_stopped(tiny_llama: Path) -> Non
     assert resumed["again", 1].tokens == whole["r", 1].tokens
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_sequences_that_ended_are_left_out(tiny_llama: Path, resumes: bool) -> None:
+    engine = make_engine(tiny_llama)
+    params = SamplingParams(n=3, seed=3, max_tokens=12, ignore_eos=True)
+    engine.submit(make_submit("r", [9] * 21, params))
+    whole = run_all(engine)
+    known = ((), tuple(whole["r", 1].tokens[:4]), tuple(whole["r", 2].tokens[:7])) if resumes else ()
+    engine.submit(make_submit("again", [9] * 21, params, resume=known, ended=(0,)))
+    resumed = run_all(engine)
+    for index, cut in ((1, 4), (2, 7)):
+        assert resumed["again", index].tokens == whole["r", index].tokens[cut if resumes else 0 :]
+    assert ("again", 0) not in resumed
+
+
+def test_a_resumed_sequence_finds_its_own_answer_in_the_cache(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    engine.submit(make_submit("r", [9] * 21, params))
+    whole = run_all(engine)["r", 0].tokens
+    before = engine.stats().prefix_hit_tokens
+    engine.submit(make_submit("again", [9] * 21, params, resume=(tuple(whole[:30]),)))
+    run_all(engine)
+    assert engine.stats().prefix_hit_tokens - before == 48
+
+
 def test_prefix_hits_are_reported_and_announced(tiny_llama: Path) -> None:
     sink = RecordingSink()
     engine = make_engine(tiny_llama, sink=sink)
@@ -215,6 +240,9 @@ def test_a_prompt_of_full_length_can_be_scored(tiny_llama: Path) -> None:
         ({"prompt": [1], "params": SamplingParams(stop_token_ids=(VOCAB,))}, "stop_token_ids"),
         ({"prompt": [1], "params": SamplingParams(logit_bias={VOCAB: 1.0})}, "logit_bias"),
         ({"prompt": [1], "params": SamplingParams(n=2), "resume": ((),)}, "resume"),
+        ({"prompt": [1], "resume": ((VOCAB,),)}, "resume"),
+        ({"prompt": [1], "params": SamplingParams(max_tokens=2), "resume": ((5, 5),)}, "resume"),
+        ({"prompt": [1], "params": SamplingParams(n=2), "ended": (0, 1)}, "ended"),
     ],
 )
 def test_bad_requests_name_the_field(tiny_llama: Path, submit: dict[str, object], field: str) -> None:

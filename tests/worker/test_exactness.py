@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from all_ways import GREEDY, PENALISED, PIPELINED, SEEDED, Job, check_all_ways, check_without_preemption
+from all_ways import (
+    GREEDY,
+    PENALISED,
+    PIPELINED,
+    PLAIN,
+    SEEDED,
+    Job,
+    check_all_ways,
+    check_without_preemption,
+    generate,
+)
 from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_hybrid, write_tiny_llama
 from tiny_families import write_family
 
@@ -40,6 +50,25 @@ def tiny_jobs(options: dict[str, Any]) -> list[Job]:
 @pytest.mark.parametrize("options", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
 def test_tiny_model(tiny_llama: Path, options: dict[str, Any], runner: dict[str, Any]) -> None:
     check_all_ways(tiny_llama, tiny_jobs(options), blocks=96, tight=10, **runner)
+
+
+@pytest.mark.parametrize("runner", [{}, PIPELINED], ids=["one step at a time", "pipelined, padded"])
+@pytest.mark.parametrize("options", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+def test_moved_to_another_worker(tiny_llama: Path, options: dict[str, Any], runner: dict[str, Any]) -> None:
+    """After every number of tokens: what follows is the same, in one batch on an engine that saw none."""
+    jobs = [job for job in tiny_jobs(options) if len(job[0]) < 40][:2]
+    wanted, _ = generate(tiny_llama, jobs, alone=True, blocks=96, **PLAIN)
+    engine = make_engine(tiny_llama, blocks=96, max_num_seqs=16, max_waiting=999, **runner)
+    for number, (prompt, params) in enumerate(jobs):
+        tokens = wanted[number][0]
+        for cut in range(1, len(tokens)):
+            known = (tuple(tokens[:cut]),)
+            engine.submit(make_submit(f"{number} {cut}", prompt, params, attempt=1, resume=known))
+    for (name, _), outcome in run_all(engine).items():
+        number, cut = map(int, name.split())
+        tokens, scores = wanted[number]
+        assert outcome.tokens == tokens[cut:], name
+        assert [entry for delta in outcome.deltas for entry in delta.logprobs or ()] == scores[cut:], name
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])

@@ -72,7 +72,7 @@ def build(folder: Path, sink: Held, blocks: int, size: int, **batch: int) -> Fak
 
 
 def submit(request_id: str, prompt: list[int], **fields: Any) -> Submit:
-    options = {key: fields.pop(key) for key in ("attempt", "resume", "cache_salt") if key in fields}
+    options = {key: fields.pop(key) for key in ("attempt", "resume", "ended", "cache_salt") if key in fields}
     params = SamplingParams(**{"temperature": 0, "max_tokens": 8, **fields})
     return Submit(
         request_id=request_id,
@@ -128,6 +128,13 @@ def test_text_depends_on_prompt_seed_and_position_only(
     assert {key: tokens(deltas) for key, deltas in run(resumed).items()} == {
         key: value[5:] for key, value in expected.items()
     }
+    # without the one that had ended
+    if len(expected) > 1:
+        resumed.submit(
+            submit("a", prompt, max_tokens=20, resume=((), *known[1:]), ended=(0,), attempt=2, **fields)
+        )
+        found = {key: tokens(deltas) for key, deltas in run(resumed).items()}
+        assert found == {key: value[5:] for key, value in expected.items() if key[1] > 0}
 
 
 def test_prefixes_are_found_and_salted(make_engine: Callable[..., FakeEngine]) -> None:

@@ -353,6 +353,8 @@ def test_a_router_that_does_not_drain_is_cut_and_told(
     deltas = lazy.deltas("a", sequences=32)
     assert {delta.finish_reason for delta in deltas[-32:]} == {"error"}
     assert "in time" in (deltas[-1].error or "")
+    # sent elsewhere it would not be taken any faster
+    assert deltas[-1].moved is None
     # what came before is a prefix without a hole
     first = [token for delta in deltas if delta.index == 0 for token in delta.tokens]
     assert first == [3 + position % 40 for position in range(len(first))]
@@ -384,7 +386,7 @@ def test_one_requests_failure_is_its_own(make_worker: Callable[..., Worker]) -> 
     router.send(worker.submit("bad-submit"))
     router.send(worker.submit("also-good"))
     bad = router.deltas("bad-submit")
-    assert [delta.finish_reason for delta in bad] == ["error"]
+    assert [(delta.finish_reason, delta.moved) for delta in bad] == [("error", "failed")]
     assert router.deltas("also-good")[-1].finish_reason == "length"
     worker.wait_idle(length=2, abort=1)
 
@@ -396,7 +398,7 @@ def test_a_broken_engine_ends_the_process_with_a_reason(make_worker: Callable[..
     router.send(worker.submit("victim", params=LONG))
     router.wait(StepOutput)
     router.send(worker.submit("bad-step"))
-    assert router.deltas("victim")[-1].finish_reason == "error"
+    assert router.deltas("victim")[-1].moved == "failed"
     assert worker.supervisor.wait(Failed).message == "the engine is broken"
     assert worker.end() == 1
 
@@ -412,7 +414,7 @@ def test_a_lost_rank_ends_the_process_with_a_reason(make_worker: Callable[..., W
     worker.server.lose_rank("rank 1 of the model ended with SIGKILL")
     if busy:
         last = router.deltas("victim")[-1]
-        assert (last.finish_reason, last.error) == ("error", "a rank of the worker was lost")
+        assert (last.error, last.moved) == ("a rank of the worker was lost", "failed")
     assert worker.supervisor.wait(Failed).message == "rank 1 of the model ended with SIGKILL"
     assert worker.end() == 1
 
@@ -491,6 +493,22 @@ def test_draining_finishes_what_runs(make_worker: Callable[..., Worker]) -> None
     assert worker.end() == 0
 
 
+def test_what_a_drain_leaves_over_is_handed_back(make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker(batch=BatchConfig(max_num_seqs=2))
+    worker.ready()
+    router, other = worker.router(), worker.router("r1")
+    router.send(worker.submit("runs", params=msgspec.structs.replace(LONG, n=2)))
+    router.wait(StepOutput)
+    other.send(worker.submit("waits"))
+    worker.supervisor.send(Drain())
+    worker.supervisor.wait(Heartbeat, lambda beat: beat.stats.draining and beat.stats.waiting == 1)
+    worker.supervisor.send(Drain(migrate=True))
+    ends = [delta for delta in router.deltas("runs", sequences=2) if delta.finish_reason]
+    assert [(end.index, end.moved) for end in ends] == [(0, "drained"), (1, "drained")]
+    assert other.deltas("waits")[-1].moved == "drained"
+    worker.wait_idle(abort=3)
+
+
 def test_shutdown_tells_the_routers(make_worker: Callable[..., Worker]) -> None:
     worker = make_worker()
     worker.ready()
@@ -499,5 +517,5 @@ def test_shutdown_tells_the_routers(make_worker: Callable[..., Worker]) -> None:
     router.wait(StepOutput)
     worker.supervisor.send(Shutdown(reason="scaled down"))
     last = router.deltas("a")[-1]
-    assert (last.finish_reason, last.error) == ("error", "scaled down")
+    assert (last.finish_reason, last.error, last.moved) == ("error", "scaled down", "drained")
     assert worker.end() == 0
