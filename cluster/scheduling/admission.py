@@ -109,6 +109,7 @@ class Admission:
             arrived=now,
             number=self._arrivals,
             deadline=None if request.deadline_s is None else now + request.deadline_s,
+            resumed=request.emitted > 0,
         )
 
     def _never(self, waiter: Waiter) -> Refused | None:
