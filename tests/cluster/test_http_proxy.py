@@ -1,0 +1,218 @@
+"""Serve's HAProxy as we have it run: its own failures are ours in shape, and a takeover loses no router."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from decodefleet.cluster import haproxy_command, http_proxy
+from decodefleet.cluster.processes import free_ports
+
+# of Serve's template what this is about
+CONFIG = """global
+    stats socket {folder}/admin.sock mode 666 level admin expose-fd listeners
+    maxconn 100
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 30s
+    timeout server {server_s}
+    option redispatch 1
+    retry-on conn-failure
+    errorfile 502 {folder}/500.http
+    errorfile 503 {folder}/500.http
+    errorfile 504 {folder}/500.http
+frontend http_frontend
+    bind 127.0.0.1:{port}
+{rules}    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path not found. Ping http://.../-/routes."
+"""
+ROUTED = "    use_backend routers\n"
+BACKEND = "backend routers\n    server one 127.0.0.1:{router}\n"
+
+
+class Proxy:
+    """HAProxy as Serve runs it, with a port where a router may or may not be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.command = http_proxy.prepare(folder)
+        self.port, self.router = free_ports(2)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *options: str, routed: bool = True, server_s: str = "30s") -> subprocess.Popen[bytes]:
+        text = CONFIG.format(
+            folder=self.folder, port=self.port, rules=ROUTED if routed else "", server_s=server_s
+        )
+        text += BACKEND.format(router=self.router) if routed else ""
+        config = self.folder / "haproxy.cfg"
+        config.write_text(text)
+        (self.folder / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
+        process = subprocess.Popen(
+            [self.command, "-db", "-f", config, *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.processes.append(process)
+        return process
+
+    def ask(self, path: str = "/v1/models") -> httpx.Response:
+        """The first answer that comes."""
+        while True:
+            try:
+                return httpx.get(self.url + path, trust_env=False)
+            except httpx.ConnectError:
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Proxy]:
+    proxy = Proxy(tmp_path)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def serve_router(proxy: Proxy) -> Iterator[Callable[[type[http.server.BaseHTTPRequestHandler]], None]]:
+    """Starts a router of whatever manners on the port where HAProxy expects one."""
+    servers: list[Any] = []
+
+    def start(handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", proxy.router), handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+class Dies(Answers):
+    def do_GET(self) -> None:
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+
+class Waits(Answers):
+    def do_GET(self) -> None:
+        time.sleep(0.5)
+
+
+def assert_error(response: httpx.Response, status: int, code: str) -> None:
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == (code, None)
+    assert error["message"]
+    assert error["type"].endswith("_error")
+
+
+def test_no_router_is_503_with_retry_after(proxy: Proxy) -> None:
+    proxy.start()
+    answer = proxy.ask()
+    assert_error(answer, 503, "no_router")
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_a_router_that_dies_with_the_request_is_502(proxy: Proxy, serve_router: Callable[..., None]) -> None:
+    serve_router(Dies)
+    proxy.start()
+    answer = proxy.ask()
+    assert_error(answer, 502, "router_lost")
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_a_silent_router_is_504(proxy: Proxy, serve_router: Callable[..., None]) -> None:
+    serve_router(Waits)
+    proxy.start(server_s="100ms")
+    assert_error(proxy.ask(), 504, "deadline")
+
+
+def test_before_any_router_is_known_it_is_503_and_not_404(proxy: Proxy) -> None:
+    proxy.start(routed=False)
+    assert_error(proxy.ask(), 503, "no_router")
+
+
+def test_a_new_manager_knows_the_routers_of_the_one_that_died(
+    proxy: Proxy, serve_router: Callable[..., None]
+) -> None:
+    serve_router(Answers)
+    first = proxy.start()
+    assert proxy.ask().text == "ok"
+    first.kill()
+    first.wait()
+    proxy.start(routed=False)
+    assert proxy.ask().text == "ok"
+
+
+def test_a_reload_without_routers_forgets_them(proxy: Proxy, serve_router: Callable[..., None]) -> None:
+    serve_router(Answers)
+    first = proxy.start()
+    assert proxy.ask().text == "ok"
+    proxy.start("-sf", str(first.pid), routed=False)
+    first.wait()
+    assert_error(proxy.ask(), 503, "no_router")
+
+
+def test_what_a_killed_manager_left_listening_is_ended(
+    proxy: Proxy, serve_router: Callable[..., None]
+) -> None:
+    serve_router(Answers)
+    orphan = proxy.start()
+    assert proxy.ask().text == "ok"
+    proxy.start()
+    assert orphan.wait(timeout=60) == 0
+    assert proxy.ask().text == "ok"
+
+
+def test_pages_say_how_long_they_are() -> None:
+    pages = dict(http_proxy.error_pages())
+    assert set(pages) == set(haproxy_command.STATUSES)
+    for status, page in pages.items():
+        head, _, body = page.partition(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode())
+        assert f"content-length: {len(body)}".encode() in head.split(b"\r\n")
+
+
+def test_serves_template_has_what_is_replaced() -> None:
+    """A new Serve may word its configuration differently: then this is to be looked at again."""
+    # without importing it, which warns
+    spec = find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "serve/_private/haproxy_templates.py"
+    edited = haproxy_command.with_pages(source.read_text(), Path("/pages"))
+    assert "Ping http" not in edited
+    assert "deny_status 503" in edited
+    assert edited.count("    errorfile ") == len(haproxy_command.STATUSES)
+    assert "defaults\n    errorfile 502 /pages/502.http" in edited
+    assert haproxy_command.has_routers(edited)
