@@ -56,6 +56,7 @@ class SchedulerReplica:
         redis_url, model = _redis_url(config), config.served_model_name or config.model
         self._server = SchedulerServer(
             bind=f"tcp://{data_host(config)}:0",
+            advertise_host=config.advertise_host,
             security=Security.from_secret(config.secret()),
             config=SchedulingConfig(policy=config.policy, max_queue=config.max_queue),
             directory=DirectoryReader(redis_url, model) if redis_url is not None else None,

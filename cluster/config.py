@@ -108,6 +108,9 @@ class ServeConfig(Frozen):
         "Cluster",
         "address by which the parts meet; if not given loopback, or with --address each machine's own",
     )
+    advertise_host: str | None = _option(
+        None, "Cluster", "address told to the other parts instead of data_host, where a forwarder is between"
+    )
     cluster_secret: SecretStr | None = _option(
         None, "Cluster", "encrypts and authenticates the traffic inside the cluster", env_only=True
     )

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 import traceback
 import urllib.error
 import urllib.request
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import psutil
 from pydantic import SecretStr
 from rich.console import Console
 
@@ -40,10 +42,17 @@ log = logging.getLogger(__name__)
 APPLICATION = "decodefleet"
 POLL_S = 0.25
 STOPPED_AT_ONCE = 130
+START_AGAIN = 75
+# a cluster that was lost sooner after its start would be lost again
+STABLE_S = 30.0
 
 
 class StartupFailed(RuntimeError):
     """The server cannot come up; says what the part at fault said."""
+
+
+class RayLost(RuntimeError):
+    """A process is gone without which Ray starts nothing any more."""
 
 
 class Interrupted(BaseException):
@@ -52,12 +61,23 @@ class Interrupted(BaseException):
 
 def serve(loaded: LoadedConfig, console: Console) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError where nothing was started."""
-    config = loaded.config
-    _check_address(config)
+    _check_address(loaded.config)
+    while True:
+        began = time.monotonic()
+        code = _serve_once(loaded.config, console)
+        if code != START_AGAIN:
+            return code
+        if time.monotonic() - began < STABLE_S:
+            print_error(console, "Ray does not stay alive on this machine")
+            return 1
+        console.print("starting again")
+
+
+def _serve_once(config: ServeConfig, console: Console) -> int:
     # short, and not below TMPDIR: the paths of Ray's sockets are limited to 107 characters
     folder = Path(tempfile.mkdtemp(prefix="decodefleet-", dir="/tmp"))
     code = run_guarded(lambda: Launcher(config, console, folder).run())
-    if code == STOPPED_AT_ONCE or not (folder / "ray").exists():
+    if code in (STOPPED_AT_ONCE, START_AGAIN) or not (folder / "ray").exists():
         shutil.rmtree(folder, ignore_errors=True)
     elif code != 0:
         console.print(f"logs are in {folder}", soft_wrap=True, highlight=False)
@@ -74,6 +94,7 @@ class Launcher:
         self._stopping = False
         self._redis: EmbeddedRedis | None = None
         self._ray_runs = False
+        self._ray: dict[str, psutil.Process] = {}
         self._application_runs = False
 
     def run(self) -> int:
@@ -84,6 +105,8 @@ class Launcher:
             self._serve()
         except Interrupted:
             pass
+        except RayLost as loss:
+            return self._finish_without_ray(str(loss))
         except Exception as error:
             # native code that a signal interrupts may turn Interrupted into an error of its own
             failure = None if self._stopping else error
@@ -102,6 +125,18 @@ class Launcher:
             end_descendants()
             shutil.rmtree(self._folder, ignore_errors=True)
         return 0 if failure is None else 1
+
+    def _finish_without_ray(self, loss: str) -> int:
+        """What runs may finish, for none of it needs Ray; then everything is to be started again."""
+        self._stopping = True
+        self._console.print(
+            f"{loss}; running requests have {self._config.drain_s:g} s to finish, then all is started again"
+        )
+        local_ray.drain_proxy(self._config.drain_s)
+        if self._redis is not None:
+            self._redis.stop()
+        end_descendants()
+        return START_AGAIN
 
     def _serve(self) -> None:
         config = self._config
@@ -146,6 +181,7 @@ class Launcher:
             # each worker claims one CPU, and a machine may have fewer cores than it is told to run workers
             cpus = max(config.workers, len(os.sched_getaffinity(0)))
             local_ray.start(self._folder, cpus, config.host, config.port)
+            self._ray = local_ray.essential_processes()
         # ray has put a handler of its own for SIGTERM
         self._take_signals()
         self._ray_runs = True
@@ -166,6 +202,8 @@ class Launcher:
         """Shows what workers say, for a moment. Raises StartupFailed where one fails before all are ready."""
         if self._stopping:
             raise Interrupted
+        if (name := local_ray.lost(self._ray)) is not None:
+            raise RayLost(f"a part of Ray ended ({name})")
         for item in news.receive(POLL_S):
             if isinstance(item.news, Failed) and not view.complete:
                 raise StartupFailed(item.news.message)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import time
 from pathlib import Path
+
+import psutil
 
 from . import http_proxy
 from .processes import free_ports
@@ -19,6 +22,8 @@ OBJECT_STORE_BYTES = 100 << 20
 # after a replica is unrouted: HAProxy on this machine knows within a moment
 UNROUTE_S = 0.2
 DELETE_POLL_S = 0.2
+# without them nothing that dies is started again
+ESSENTIAL = ("gcs_server", "raylet")
 
 
 def prepare(folder: Path, drain_s: float) -> None:
@@ -72,6 +77,28 @@ def start(folder: Path, cpus: int, host: str, port: int) -> None:
         _temp_dir=str(folder / "ray"),
     )
     serve.start(http_options=HTTPOptions(host=host, port=port), proxy_location=ProxyLocation.HeadOnly)
+
+
+def essential_processes() -> dict[str, psutil.Process]:
+    """Of the cluster that `start` made, by name."""
+    return {child.name(): child for child in psutil.Process().children() if child.name() in ESSENTIAL}
+
+
+def lost(processes: dict[str, psutil.Process]) -> str | None:
+    """The name of one that is gone."""
+    for name, process in processes.items():
+        # nobody reaps it: it stays as a zombie
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return name
+    return None
+
+
+def drain_proxy(limit_s: float) -> None:
+    """Nothing new is let in; returns when what runs has finished, or at the limit. Needs nothing of Ray."""
+    proxies = [child for child in psutil.Process().children(recursive=True) if child.name() == "haproxy"]
+    for proxy in proxies:
+        proxy.send_signal(signal.SIGUSR1)
+    psutil.wait_procs(proxies, timeout=limit_s)
 
 
 def join(address: str, host: str, port: int) -> None:

@@ -265,6 +265,7 @@ class Supervisor:
             worker_id=self.worker_id,
             engine=engine.model_copy(update={"runner": runner}),
             bind=f"tcp://{self._host}:0",
+            advertise_host=self._config.advertise_host,
             fake=self._config.fake_engine if self._config.fake else None,
         )
 

@@ -6,86 +6,22 @@ One cluster for the whole module, in the order of the tests: the last one stops 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import redis
+from served import Served, command_line, until
 
-from decodefleet.cluster.processes import free_ports, port_is_free
+from decodefleet.cluster.processes import port_is_free
 
-COMMAND = [sys.executable, "-c", "from decodefleet.cluster.cli import main; main()"]
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two three four five"}]}
-
-
-class Served:
-    """A running `decodefleet serve`, started as from a terminal: in a process group of its own."""
-
-    def __init__(self, log: Path, *options: str) -> None:
-        self.port = free_ports(1)[0]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log
-        command = [*COMMAND, "serve", "--port", str(self.port), *options]
-        # behind a proxy, as many a machine is: nothing of ours may ask it for this machine
-        env = os.environ | {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command,
-                env=env,
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.seen: dict[int, psutil.Process] = {}
-
-    def wait_ready(self) -> None:
-        while not self.answers("/ready"):
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
-
-    def answers(self, path: str) -> bool:
-        try:
-            return httpx.get(self.url + path).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    def descendants(self) -> list[psutil.Process]:
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        self.seen |= {process.pid: process for process in found}
-        return found
-
-    def named(self, words: str) -> list[psutil.Process]:
-        return [process for process in self.descendants() if words in command_line(process)]
-
-    def stop(self) -> int:
-        """As Ctrl-C does: SIGINT to the group, once."""
-        self.descendants()
-        os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.wait()
-
-
-def command_line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
-
-
-def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
