@@ -1,7 +1,7 @@
 """Stands between Serve and HAProxy: Serve writes a configuration and runs this, which becomes HAProxy.
 
 Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, and
-leaves a predecessor listening whose manager was killed. None of that is an option of Serve's. Run as a script
+lets HAProxy end with its manager, all streams with it. None of that is an option of Serve's. Run as a script
 by `python -I -S`, for each start and reload: standard library only, nothing of ours.
 """
 
@@ -35,6 +35,9 @@ def main(arguments: Sequence[str]) -> None:
     if has_routers(text):
         last.write_text(text)
     file.write_text(text)
+    # Ray ends a dead actor's process group. Out of it, so that HAProxy serves on after its manager died, until a
+    # new one has another take over
+    os.setpgid(0, 0)
     # -dS, no splice(): with it HAProxy misses that a client has gone whose body came in a packet of its own,
     # as most clients send it, until there is something to answer. Queued requests of nobody would keep their
     # places, and unstreamed ones be computed to their ends.

@@ -22,41 +22,45 @@ OBJECT_STORE_BYTES = 100 << 20
 # after a replica is unrouted: HAProxy on this machine knows within a moment
 UNROUTE_S = 0.2
 DELETE_POLL_S = 0.2
+LONGEST_STREAM_S = 7 * 24 * 3600
 # without them nothing that dies is started again
 ESSENTIAL = ("gcs_server", "raylet")
 
 
 def prepare(folder: Path, drain_s: float) -> None:
     """Sets the environment of a private cluster that keeps its files in `folder`."""
+    os.environ.update(environment(folder, drain_s))
+    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+
+
+def environment(folder: Path, drain_s: float) -> dict[str, str]:
+    """What Ray and Serve shall find in the environment of a node that keeps its files in `folder`."""
     metrics, stats, http, grpc = free_ports(4)
-    os.environ.update(
-        {
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(http_proxy.prepare(folder)),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            # an idle cluster must leave the cores to the model: nobody reads Ray's own metrics here
-            "RAY_enable_metrics_collection": "0",
-            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
-            "RAY_SERVE_ENABLE_HA_PROXY": "1",
-            "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-            # a dead HAProxy is replaced after three checks
-            "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
-            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
-            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(drain_s) + 1),
-            "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": str(drain_s + 30),
-        }
-    )
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # an idle cluster must leave the cores to the model: nobody reads Ray's own metrics here
+        "RAY_enable_metrics_collection": "0",
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(http_proxy.prepare(folder)),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # each change of the routers reloads HAProxy, and no stream shall end for that, however long it is
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
+        # a dead HAProxy is replaced after three checks
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
+        "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": str(drain_s + 30),
+    }
 
 
 def start(folder: Path, cpus: int, host: str, port: int) -> None:
