@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     if has_routers(text):
         last.write_text(text)
     file.write_text(text)
-    # Ray ends a dead actor's process group. Out of it, so that HAProxy serves on after its manager died, until a
-    # new one has another take over
+    # Ray ends a dead actor's process group: out of it, and HAProxy serves on until a new manager has another
+    # take over
     os.setpgid(0, 0)
     # -dS, no splice(): with it HAProxy misses that a client has gone whose body came in a packet of its own,
     # as most clients send it, until there is something to answer. Queued requests of nobody would keep their
