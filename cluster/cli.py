@@ -142,7 +142,7 @@ def generate(
 def _plan_flags() -> list[Flag]:
     """Those options of `serve` that decide how much memory is needed."""
     deciding = {name for name, option in options().items() if option.path[0] == "cache"}
-    deciding |= {"dtype", "max_model_len", "max_num_batched_tokens"}
+    deciding |= {"dtype", "max_model_len", "max_num_batched_tokens", "tensor_parallel_size"}
     return [flag for flag in _serve_flags() if flag.name in deciding]
 
 
@@ -153,7 +153,6 @@ def _plan(
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="memory of one GPU; if not given this machine's", min=0.1)
     ] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that share one replica", min=1)] = 1,
     **flags: Any,
 ) -> None:
     """Show what a model takes of the memory: weights, KV cache, and how many tokens fit."""
@@ -161,7 +160,8 @@ def _plan(
     from .terminal import FileProgress
 
     console, config = _console(), _load(model, None, flags).config
-    wanted = PlanOptions(config.weights, tensor_parallel_size, gpu_memory_gib, config.cache, config.batch)
+    ranks = config.runner.tensor_parallel_size
+    wanted = PlanOptions(config.weights, ranks, gpu_memory_gib, config.cache, config.batch)
     with FileProgress(console) as progress:
         folder = find_model(config.model, progress)
     made = measured(make_plan(folder, wanted), wanted.cache)

@@ -46,7 +46,8 @@ class PlanOptions:
 
 
 class Below(NamedTuple):
-    """A tier of KV memory beneath the main pool. speed: of the way back if known, or what is wrong."""
+    """A tier of KV memory beneath the main pool. size: of each rank's part. speed: of the way back if known,
+    or what is wrong."""
 
     label: str
     option: str
@@ -138,7 +139,11 @@ def make_plan(folder: Path, options: PlanOptions) -> MemoryPlan:
         kv_pool=pool,
         block_layers=groups.block_layers,
         capacity=held(pool),
-        below=tuple(Below(label, option, size, held(size)) for label, option, size in _tiers(cache) if size),
+        below=tuple(
+            Below(label, option, size // ranks, held(size // ranks))
+            for label, option, size in _tiers(cache)
+            if size
+        ),
     )
 
 

@@ -79,12 +79,16 @@ class CacheConfig(Frozen):
         "likely needed again soon, times what computing it would take",
     )
     cpu_kv_gib: float = Field(
-        0.0, ge=0, description="host memory per worker for KV blocks that leave the main pool, in GiB"
+        0.0,
+        ge=0,
+        description="host memory per worker (all its ranks) for KV blocks that leave the main pool, in GiB",
     )
     nvme_kv_path: Path | None = Field(
         None, description="folder on a fast disk for KV blocks; they survive a restart of the worker"
     )
-    nvme_kv_gib: float = Field(32.0, gt=0, description="disk space per worker in that folder, in GiB")
+    nvme_kv_gib: float = Field(
+        32.0, gt=0, description="disk space per worker (all its ranks) in that folder, in GiB"
+    )
     kv_restore: RestorePolicy = Field(
         "auto",
         description="auto brings blocks back from memory or disk where that is faster than computing them",

@@ -53,7 +53,12 @@ class Engine:
         self._runner = self._model.runner
         self._pool = BlockPool(self._model.blocks, sink, _eviction(config.cache, self._model))
         self._tiers = open_tiers(
-            config.cache, self._runner.kv.slabs, self._pool, sink, self._model.card.hash_root
+            config.cache,
+            self._runner.kv.slabs,
+            self._pool,
+            sink,
+            self._model.card.hash_root,
+            self._runner.stores,
         )
         if self._tiers is not None:
             self._pool.kept_below = self._tiers.holds
@@ -113,6 +118,8 @@ class Engine:
         if self._tiers is not None:
             self._tiers.poll()
         plan = self._batcher.plan()
+        if self._tiers is not None:
+            self._tiers.dispatch()
         if plan.chunks:
             self._launch(plan)
         # with nothing to launch, what is in flight is all that can bring news

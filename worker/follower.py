@@ -1,7 +1,7 @@
 """A rank of a model that follows rank 0: loads its own part, then computes whatever step it is told, until it
 is told to end or rank 0 is gone.
 
-Started by `parallel/gang.py` as `python -m decodefleet.worker.follower SOCKET MEMORY`, two inherited file
+Started by `parallel/gang.py` as `python -m decodefleet.worker.follower SOCKET MEMORY ANSWERS`, inherited file
 descriptors. Knows no sequences, requests or sockets to the outside.
 """
 
@@ -25,6 +25,7 @@ from .engine_api import RankLost
 from .parallel.channel import Receiver
 from .parallel.gang import MESSAGE_BYTES, News
 from .parallel.orders import Order
+from .parallel.stores import StoreFollower
 from .runner.device import meet
 from .runner.rank_model import RankModel
 from .runner.step_arrays import StepArrays
@@ -49,11 +50,16 @@ def main(argv: list[str]) -> int:
         _say(leader, News(error.what, error.do) if isinstance(error, ModelError) else News(repr(error)))
         return 1
     _say(leader, News())
+    engine = config.engine
+    ranks, answers = engine.runner.tensor_parallel_size, socket.socket(fileno=int(argv[2]))
+    store = StoreFollower(engine.cache.nvme_kv_path, config.rank, ranks, answers)
     try:
-        follow(rank, Receiver(int(argv[1]), leader))
+        follow(rank, Receiver(int(argv[1]), leader), store)
     except (RankLost, OSError) as error:
         log.error("rank %d: %s", config.rank, error)
         return 1
+    finally:
+        store.close()
     return 0
 
 
@@ -63,25 +69,31 @@ def load(config: FollowerConfig) -> RankModel:
     return RankModel(config.engine, info, config.max_len, ranks, lambda *_: None)
 
 
-@torch.inference_mode()
-def follow(rank: RankModel, orders: Receiver) -> None:
+def follow(rank: RankModel, orders: Receiver, store: StoreFollower) -> None:
     """Returns when told to end, and when rank 0 is gone. Raises RankLost where another rank is."""
     while (message := orders.receive()) is not None:
         (order, *numbers), arrays = message
         match Order(order):
             case Order.STEP:
                 compute(rank, StepArrays.unpack(numbers, arrays))
+            case Order.MOVE:
+                store.move(arrays)
             case Order.ALLOCATE:
                 rank.allocate_kv(numbers[0])
             case Order.RECORD:
                 rank.record_graphs(lambda *_: None)
             case Order.SETTLE:
                 rank.settle()
+            case Order.OPEN_STORE:
+                store.open(rank.kv.slabs, numbers, arrays[0])
+            case Order.CLEAR_STORE:
+                store.clear()
             case Order.END:
                 return
         orders.release()
 
 
+@torch.inference_mode()
 def compute(rank: RankModel, step: StepArrays) -> None:
     """Our part of the step, in the order of rank 0 (`ModelRunner.submit`); what it adds up to is rank 0's."""
     ran = rank.run(step)

@@ -80,15 +80,10 @@ def _load(
 
 def _gang(config: EngineConfig, info: ModelInfo, max_len: int, on_loss: OnLoss) -> Gang | None:
     """The other ranks, coming to life. Raises ModelError where the model cannot be served by several."""
-    ranks, cache = config.runner.tensor_parallel_size, config.cache
+    ranks = config.runner.tensor_parallel_size
     if ranks == 1:
         return None
     Shard.of(info, 0, ranks)
-    if cache.cpu_kv_gib or cache.nvme_kv_path is not None:
-        raise ModelError(
-            "KV tiers in host memory and on disk cannot be had with --tensor-parallel-size above 1 yet.",
-            "Leave out --cpu-kv-gib and --nvme-kv-path, or serve the model on one GPU.",
-        )
     return Gang(config, max_len, on_loss)
 
 

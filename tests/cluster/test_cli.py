@@ -131,3 +131,11 @@ def test_plan_of_the_built_in_model(run, smollm2: Path) -> None:
     assert ran.status == 0
     assert "23,040 bytes" in ran.out
     assert run("plan", "--gpu-memory-gib", "0.2").status == 1
+
+
+def test_plan_takes_the_ranks_from_wherever_serve_does(
+    run, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECODEFLEET_TENSOR_PARALLEL_SIZE", "3")
+    # one KV head of three
+    assert "7,680 bytes" in run("plan", "--gpu-memory-gib", "1").out

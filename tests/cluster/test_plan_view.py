@@ -60,6 +60,11 @@ def test_ranks_share_weights_and_heads(llama: Path) -> None:
     plan = make_plan(llama, PlanOptions(gpu_memory_gib=80, tensor_parallel_size=4))
     assert plan.weights == PARAMETERS // 2
     assert plan.kv_per_token == 131072 // 4
+    tiers = CacheConfig(cpu_kv_gib=64)
+    (tier,) = make_plan(llama, PlanOptions(gpu_memory_gib=80, tensor_parallel_size=4, cache=tiers)).below
+    assert (tier.size // GIB, tier.held.blocks) == (16, 64 * GIB // (2 << 20)), (
+        "memory is shared, blocks are cut"
+    )
     with pytest.raises(ModelError, match="cannot be divided among 3 ranks"):
         make_plan(llama, PlanOptions(gpu_memory_gib=80, tensor_parallel_size=3))
 

@@ -27,6 +27,10 @@ class LazyExecutor(Executor):
         for future in self._jobs:
             future.set_running_or_notify_cancel()
 
+    def forget(self) -> None:
+        """Whoever had the jobs hangs."""
+        self._jobs.clear()
+
     def run(self) -> bool:
         """The next job; whether there was one."""
         while self._jobs:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -61,6 +62,9 @@ class Gang:
         self._on_loss = on_loss
         self._closing = threading.Event()
         self._sockets: list[socket.socket] = []
+        # what ranks have to say while they follow
+        self._answers: dict[int, socket.socket] = {}
+        self._poll = select.poll()
         self._processes: list[subprocess.Popen[bytes]] = []
         memory = make_memory()
         try:
@@ -89,6 +93,19 @@ class Gang:
         """To all. Raises RankLost."""
         self._sender.send(numbers, arrays)
 
+    def hear(self, timeout_s: float = 0.0) -> list[bytes]:
+        """What ranks have sent beside their receipts; waits up to the timeout for the first of it.
+
+        Raises RankLost where one is gone.
+        """
+        heard = []
+        for number, _ in self._poll.poll(1000 * timeout_s):
+            words = self._answers[number].recv(MESSAGE_BYTES)
+            if not words:
+                raise RankLost("a rank of the model has ended")
+            heard.append(words)
+        return heard
+
     def close(self) -> None:
         """Returns when all have ended, of their own accord or not."""
         if not self._closing.is_set():
@@ -100,11 +117,14 @@ class Gang:
             self._end()
 
     def _start(self, config: FollowerConfig, memory: int) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = _socket_pair()
+        answers, their_answers = _socket_pair()
         self._sockets.append(ours)
-        with theirs:
-            command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(memory)]
-            inherited = theirs.fileno(), memory, self._store
+        self._answers[answers.fileno()] = answers
+        self._poll.register(answers, select.POLLIN)
+        with theirs, their_answers:
+            inherited = theirs.fileno(), memory, their_answers.fileno(), self._store
+            command = [sys.executable, "-m", MODULE, *map(str, inherited[:3])]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited)
         self._processes.append(process)
         ours.send(config.model_dump_json().encode())
@@ -137,7 +157,7 @@ class Gang:
 
     def _end(self) -> None:
         deadline = time.monotonic() + END_S
-        for each in self._sockets:
+        for each in (*self._sockets, *self._answers.values()):
             each.close()
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -145,6 +165,10 @@ class Gang:
             process.kill()
             process.wait()
         os.close(self._store)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:

@@ -6,10 +6,14 @@ from enum import IntEnum
 
 
 class Order(IntEnum):
-    """ALLOCATE: followed by the blocks of the KV pool. STEP: by the numbers and arrays of a step."""
+    """ALLOCATE: followed by the blocks of the KV pool. STEP: by the numbers and arrays of a step. OPEN_STORE,
+    MOVE and CLEAR_STORE: see `stores.py`."""
 
     ALLOCATE = 1
     RECORD = 2
     SETTLE = 3
     STEP = 4
     END = 5
+    OPEN_STORE = 6
+    MOVE = 7
+    CLEAR_STORE = 8

@@ -20,6 +20,7 @@ from ..kv.groups import KvGroups
 from ..parallel.gang import Gang
 from ..parallel.orders import Order
 from ..parallel.ranks import ALONE
+from ..parallel.stores import GangStores
 from .batch import lay_out, leading_decodes
 from .block_tables import BlockTables
 from .device import meet
@@ -76,6 +77,11 @@ class ModelRunner:
     def block_bytes(self) -> int:
         """Bytes of one KV block across the layers of a group, on each rank."""
         return self.rank.layout.slab_bytes
+
+    @property
+    def stores(self) -> GangStores | None:
+        """Where the other ranks keep KV blocks below the pool; None without other ranks."""
+        return None if self._gang is None else GangStores(self._gang, self.rank.ranks.shard.size - 1)
 
     def allocate_kv(self, blocks: int) -> None:
         self._tell(Order.ALLOCATE, blocks)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lazy_executor import LazyExecutor
+from second_rank import SecondRank
 
 from decodefleet.worker.batcher import Batcher, StepPlan
 from decodefleet.worker.config import BatchConfig, CacheConfig
@@ -38,7 +39,10 @@ def gib(blocks: int) -> float:
 
 
 class Setup:
-    """An engine's parts, with a model whose keys are a hash of all tokens up to theirs."""
+    """An engine's parts, with a model whose keys are a hash of all tokens up to theirs.
+
+    keys: of each rank, whose are not those of the other.
+    """
 
     def __init__(
         self,
@@ -49,16 +53,18 @@ class Setup:
         budget: int = 10,
         cpu: int = 64,
         disk: Path | None = None,
+        ranks: int = 1,
     ) -> None:
         self.sink = RecordingSink()
         self.pool = BlockPool(blocks, self.sink)
-        slabs = torch.zeros((blocks + 1, SLAB_BYTES), dtype=torch.uint8)
-        self.keys = slabs.view(torch.int64)
+        slabs = [torch.zeros((blocks + 1, SLAB_BYTES), dtype=torch.uint8) for _ in range(ranks)]
+        self.keys = [each.view(torch.int64) for each in slabs]
         cache = CacheConfig(
-            cpu_kv_gib=gib(cpu), nvme_kv_path=disk, nvme_kv_gib=gib(DISK), kv_restore="always"
+            cpu_kv_gib=gib(cpu * ranks), nvme_kv_path=disk, nvme_kv_gib=gib(DISK * ranks), kv_restore="always"
         )
         self.executors: list[LazyExecutor] = []
-        tiers = open_tiers(cache, slabs, self.pool, self.sink, ROOT, self._executor)
+        self.other = SecondRank(slabs[1], disk, self._executor, self.work) if ranks > 1 else None
+        tiers = open_tiers(cache, slabs[0], self.pool, self.sink, ROOT, self.other, self._executor)
         assert tiers is not None
         self.tiers = tiers
         for executor in self.executors:
@@ -87,8 +93,10 @@ class Setup:
     def step(self) -> StepPlan:
         self.tiers.poll()
         plan = self.batcher.plan()
+        self.tiers.dispatch()
         for source, target in plan.copies:
-            self.keys[target] = self.keys[source]
+            for keys in self.keys:
+                keys[target] = keys[source]
         for chunk in plan.chunks:
             self._read(chunk.seq, chunk.start)
         for chunk in plan.chunks:
@@ -108,13 +116,17 @@ class Setup:
         for g, (own, group) in enumerate(zip(seq.blocks, self.kv.groups.groups, strict=True)):
             seen = {*range(min(group.rule.sinks, end)), *range(group.rule.first_seen(end), end)}
             for position in seen:
-                found = self.keys[own.ids[position // BLOCK], position % BLOCK].item()
-                assert found == key(g, seq.tokens[: position + 1]), f"token {position} in group {g}"
+                for rank, keys in enumerate(self.keys):
+                    found = keys[own.ids[position // BLOCK], position % BLOCK].item()
+                    wanted = key(g, seq.tokens[: position + 1], rank)
+                    assert found == wanted, f"token {position} in group {g} on rank {rank}"
 
     def _write(self, seq: Sequence, start: int, end: int) -> None:
         for g, own in enumerate(seq.blocks):
             for position in range(start, end):
-                self.keys[own.ids[position // BLOCK], position % BLOCK] = key(g, seq.tokens[: position + 1])
+                for rank, keys in enumerate(self.keys):
+                    written = key(g, seq.tokens[: position + 1], rank)
+                    keys[own.ids[position // BLOCK], position % BLOCK] = written
 
     def work(self) -> bool:
         """Every job that waits, until none does."""
@@ -133,9 +145,14 @@ class Setup:
     def check(self) -> None:
         self.batcher.check_integrity()
 
+    def close(self) -> None:
+        self.tiers.close()
+        if self.other is not None:
+            self.other.close()
 
-def key(group: int, tokens: list[int]) -> int:
-    return hash((group, *tokens))
+
+def key(group: int, tokens: list[int], rank: int) -> int:
+    return hash((group, rank, *tokens))
 
 
 def prompt(base: int, length: int = 24) -> list[int]:
@@ -316,10 +333,9 @@ def test_blocks_are_found_under_the_names_their_group_gives_them() -> None:
     assert seq.cached_tokens == 20
 
 
-def flip(folder: Path, slot: int, byte: int) -> None:
+def flip(file: Path, slot: int, byte: int) -> None:
     """Damage a byte of a slab on disk."""
     form = SlabForm("", SLAB_BYTES, DISK)
-    (file,) = folder.iterdir()
     with file.open("r+b") as raw:
         raw.seek(form.slabs_start + slot * form.stride + byte)
         found = raw.read(1)
@@ -336,11 +352,12 @@ class TiersMachine(RuleBasedStateMachine):
         cpu=st.sampled_from([0, 4, 10, 64]),
         disk=st.booleans(),
         blocks=st.sampled_from([16, 20]),
+        ranks=st.sampled_from([1, 2]),
     )
-    def start(self, groups: KvGroups, cpu: int, disk: bool, blocks: int) -> None:
+    def start(self, groups: KvGroups, cpu: int, disk: bool, blocks: int, ranks: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.disk = Path(self.folder.name) if disk or not cpu else None
-        self.setup = Setup(groups, blocks=blocks * len(groups), cpu=cpu, disk=self.disk)
+        self.setup = Setup(groups, blocks=blocks * len(groups), cpu=cpu, disk=self.disk, ranks=ranks)
         self.seqs: list[Sequence] = []
 
     @property
@@ -401,19 +418,18 @@ class TiersMachine(RuleBasedStateMachine):
         self.setup.tiers.clear()
 
     @precondition(lambda self: self.disk is not None)
-    @rule(number=st.integers(0, DISK), byte=st.integers(0, SLAB_BYTES - 1))
-    def rot(self, number: int, byte: int) -> None:
+    @rule(number=st.integers(0, DISK), byte=st.integers(0, SLAB_BYTES - 1), data=st.data())
+    def rot(self, number: int, byte: int, data: st.DataObject) -> None:
         assert self.disk is not None
         slots = [entry.slot for entry in self.setup.tiers.slowest.slots._entries.values()]
         if slots:
-            flip(self.disk, slots[number % len(slots)], byte)
+            flip(data.draw(st.sampled_from(sorted(self.disk.iterdir()))), slots[number % len(slots)], byte)
 
     @precondition(lambda self: self.disk is not None and len(self.seqs) > 12)
-    @rule()
-    def lose_the_disk(self) -> None:
+    @rule(data=st.data())
+    def lose_the_disk(self, data: st.DataObject) -> None:
         assert self.disk is not None
-        (file,) = self.disk.iterdir()
-        os.truncate(file, 0)
+        os.truncate(data.draw(st.sampled_from(sorted(self.disk.iterdir()))), 0)
 
     @invariant()
     def accounts_add_up(self) -> None:
@@ -430,7 +446,7 @@ class TiersMachine(RuleBasedStateMachine):
         for tier in self.setup.tiers._tiers:
             assert not any(entry.pins for entry in tier.slots._entries.values())
             assert not tier.slots._leaving
-        self.setup.tiers.close()
+        self.setup.close()
         self.folder.cleanup()
 
 

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Executor, Future
-from contextlib import suppress
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from ..block_pool import BlockPool
-from .copies import Copies, Fence
-from .host_memory import HostMemory
-from .jobs import Jobs
-from .slab_file import SlabFile
 from .slots import Entry
+from .store import Kind, Moved, Outcome, Piece
 from .tier import Tier
+from .transfers import Transfer, Transfers
 
 # blocks of one job: few, so that jobs of one sequence run beside each other
 BATCH = 4
@@ -70,7 +66,7 @@ class _Job:
     tier: Tier
     loads: list[Load]
     entries: list[Entry]
-    future: Future[_Moved] | None = None
+    transfer: Transfer | None = None
     ended: bool = False
 
     @property
@@ -78,43 +74,35 @@ class _Job:
         return any(load.wanted for load in self.loads)
 
 
-class _Moved(NamedTuple):
-    """What a job did: which blocks are there, and from when to when it worked."""
-
-    arrived: list[bool]
-    began: float
-    ended: float
-
-
 class Loader:
     """All methods belong to the engine's thread.
 
-    sources: how a batch of a tier's slots gets into blocks. on_arrival: hears which named block is back, and
-    whether it is silent.
+    ways: how each tier's slots get into blocks. on_arrival: hears which named block is back, and whether it
+    is silent.
     """
 
     def __init__(
         self,
         pool: BlockPool,
-        copies: Copies,
-        jobs: Jobs,
-        sources: dict[Tier, Source],
+        transfers: Transfers,
+        ways: dict[Tier, Kind],
+        slab_bytes: int,
         on_arrival: Callable[[bytes, bool], None] | None,
     ) -> None:
         self.patience_s = PATIENCE_S
         self._looked = time.perf_counter()
         self._on_arrival = on_arrival
         self._pool = pool
-        self._copies = copies
-        self._jobs = jobs
-        self._sources = sources
+        self._transfers = transfers
+        self._ways = ways
+        self._slab_bytes = slab_bytes
         self._loads: set[Load] = set()
         self._under_way: dict[bytes, Load] = {}
-        self._bursts = {tier: _Burst() for tier in sources}
+        self._bursts = {tier: _Burst() for tier in ways}
 
     def queued_bytes(self, tier: Tier) -> int:
         """What has to be moved before anything that is asked for now."""
-        return self._bursts[tier].jobs * BATCH * self._copies.slab_bytes
+        return self._bursts[tier].jobs * BATCH * self._slab_bytes
 
     def find(self, name: bytes) -> Load | None:
         """The load of a block that is under way already; who waits for it says so with `join`."""
@@ -139,14 +127,13 @@ class Loader:
         """Loads of blocks each of which some tier holds; the target blocks are the caller's."""
         loads = [Load(*each) for each in wanted]
         self._pool.share([load.block for load in loads])
-        fence = self._copies.fence()
         placed = [(load, *self._locate(load.name)) for load in loads]
         for tier, group in groupby(placed, key=lambda each: each[1]):
             members = [*group]
             for first in range(0, len(members), BATCH):
                 batch = members[first : first + BATCH]
                 job = _Job(tier, [load for load, _, _ in batch], [entry for _, _, entry in batch])
-                self._start_job(job, fence)
+                self._start_job(job)
         self._loads.update(loads)
         self._under_way.update((load.name, load) for load in loads)
         return loads
@@ -164,43 +151,41 @@ class Loader:
             if load.job is not None:
                 left.add(load.job)
         for job in left:
-            if not job.wanted and job.future is not None and job.future.cancel():
+            if not job.wanted and job.transfer is not None and self._transfers.cancel(job.transfer):
                 self._ended(job, CancelledError())
 
     def reclaim(self) -> bool:
         """Waits for jobs that were begun and that nobody waits for any more; whether there were any."""
         jobs = {load.job for load in self._loads if load.job is not None and not load.job.wanted}
         for job in jobs:
-            if job.future is not None and job.tier.alive:
-                with suppress(TimeoutError):
-                    job.future.exception(RECLAIM_S)
+            if job.transfer is not None and job.tier.alive:
+                self._transfers.wait(job.transfer, RECLAIM_S)
         if jobs:
-            self._jobs.poll()
+            self._transfers.poll()
         return bool(jobs)
 
     def _locate(self, name: bytes) -> tuple[Tier, Entry]:
-        for tier in self._sources:
+        for tier in self._ways:
             entry = tier.slots.find(name)
             if entry is not None:
                 tier.slots.touch(name)
                 return tier, tier.slots.pin(entry)
         raise KeyError(name)
 
-    def _start_job(self, job: _Job, fence: Fence) -> None:
-        source, burst = self._sources[job.tier], self._bursts[job.tier]
+    def _start_job(self, job: _Job) -> None:
+        kind, burst = self._ways[job.tier], self._bursts[job.tier]
         if not burst.jobs:
             burst.waited_s = 0.0
         burst.jobs += 1
-        blocks = [load.block for load in job.loads]
-        for load in job.loads:
+        pieces = []
+        for load, entry in zip(job.loads, job.entries, strict=True):
             load.job = job
-        job.future = self._jobs.run(
-            source.executor,
-            partial(_timed, partial(source.move, job.entries, blocks, fence)),
-            partial(self._ended, job),
-        )
+            piece = Piece(load.block, name=load.name)
+            in_memory = kind is Kind.LOAD
+            pieces.append(piece._replace(host=entry.slot) if in_memory else piece._replace(file=entry.slot))
+        job.transfer = self._transfers.start(kind, pieces, partial(self._ended, job))
 
-    def _ended(self, job: _Job, outcome: _Moved | BaseException) -> None:
+    def _ended(self, job: _Job, outcome: Outcome) -> None:
         if job.ended:
             return
         job.ended = True
@@ -208,9 +193,9 @@ class Loader:
         burst.jobs -= 1
         burst.waited_s = 0.0
         arrived = [False] * len(job.loads)
-        if isinstance(outcome, _Moved):
+        if isinstance(outcome, Moved):
             arrived = outcome.arrived
-            size = sum(arrived) * self._copies.slab_bytes
+            size = sum(arrived) * self._slab_bytes
             tier.restored_blocks += sum(arrived)
             tier.restored_bytes += size
             burst.note(outcome, size)
@@ -220,7 +205,7 @@ class Loader:
             tier.fail(outcome)
         for load, entry, there in zip(job.loads, job.entries, arrived, strict=True):
             tier.slots.unpin(entry)
-            if not there and isinstance(outcome, _Moved):
+            if not there and isinstance(outcome, Moved):
                 tier.discard_corrupt(load.name)
             self._end(load, there, silent=entry.silent)
 
@@ -236,46 +221,6 @@ class Loader:
         self._pool.release([load.block])
 
 
-class Source(NamedTuple):
-    """move: (entries, blocks, fence) -> which blocks are there; runs in the executor."""
-
-    executor: Executor
-    move: Callable[[list[Entry], list[int], Fence], list[bool]]
-
-
-def from_memory(copies: Copies, memory: HostMemory, executor: Executor) -> Source:
-    def move(entries: list[Entry], blocks: list[int], fence: Fence) -> list[bool]:
-        slabs = [memory.slab(entry.slot) for entry in entries]
-        copies.load([*zip(blocks, slabs, strict=True)], fence)
-        return [True] * len(blocks)
-
-    return Source(executor, move)
-
-
-def from_file(copies: Copies, file: SlabFile, buffers: HostMemory, count: int, executor: Executor) -> Source:
-    """buffers: one per thread of the executor."""
-    free: SimpleQueue[int] = SimpleQueue()
-    for slot in range(count):
-        free.put(slot)
-
-    def move(entries: list[Entry], blocks: list[int], fence: Fence) -> list[bool]:
-        buffer = free.get()
-        try:
-            return [
-                move_one(entry, block, buffer, fence) for entry, block in zip(entries, blocks, strict=True)
-            ]
-        finally:
-            free.put(buffer)
-
-    def move_one(entry: Entry, block: int, buffer: int, fence: Fence) -> bool:
-        intact = file.read(entry, buffers.pages(buffer))
-        if intact:
-            copies.load([(block, buffers.slab(buffer))], fence)
-        return intact
-
-    return Source(executor, move)
-
-
 class _Burst:
     """Jobs of one tier that ran without a pause between them: together they tell its bandwidth."""
 
@@ -284,7 +229,7 @@ class _Burst:
         self.waited_s = 0.0
         self._began, self._ended = float("inf"), 0.0
 
-    def note(self, moved: _Moved, size: int) -> None:
+    def note(self, moved: Moved, size: int) -> None:
         self._began, self._ended = min(self._began, moved.began), max(self._ended, moved.ended)
         self._size += size
 
@@ -292,8 +237,3 @@ class _Burst:
         if self._size:
             tier.link.observe(self._size, self._ended - self._began)
         self._began, self._ended, self._size = float("inf"), 0.0, 0
-
-
-def _timed(move: Callable[[], list[bool]]) -> _Moved:
-    began = time.perf_counter()
-    return _Moved(move(), began, time.perf_counter())

@@ -1,4 +1,4 @@
-"""From options to working tiers: memory, slab file, threads, and what their links are worth.
+"""From options to working tiers: stores on all ranks, and what the links to them are worth.
 
 A tier that cannot be had is said so once and left out; the worker serves without it.
 """
@@ -6,13 +6,12 @@ A tier that cannot be had is said so once and left out; the worker serves withou
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -21,14 +20,15 @@ from ...protocol import EventSink
 from ..block_pool import BlockPool
 from .copies import Copies
 from .cost import Link
-from .host_memory import HostMemory
-from .jobs import Jobs
-from .loader import Loader, from_file, from_memory
+from .loader import Loader
 from .saver import Saver
-from .slab_file import PROBE_SLABS, SlabFile, SlabForm, open_slab_file
-from .slots import Slots
+from .slab_file import PROBE_SLABS, SlabForm, rank_path, stored_slots
+from .slots import Entry, Slots
+from .store import Disk, Kind, Outcome, Piece, Store
+from .store_opening import Threads, open_disk, open_store
 from .tier import Tier
 from .tiers import KvTiers
+from .transfers import Others, Transfers
 from .writer import Writer
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,30 @@ GIB = 1 << 30
 STAGE_SLOTS = 64
 # so few are overrun by a burst faster than the disk can take them
 FEW_SLOTS = 256
-MOST_READERS = 4
 PROBE_TRIES = 3
+
+
+class OtherStores(Others, Protocol):
+    """Those of the other ranks, which have none yet."""
+
+    def open(self, host_slots: int, form: SlabForm | None, number: int) -> str | None:
+        """As rank 0 has them; form and number: of its file. Returns why one of them cannot have a file.
+
+        Raises RankLost.
+        """
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Slots of each rank, in host memory and on disk."""
+
+    host: int
+    disk: int
+
+    @staticmethod
+    def of(cache: CacheConfig, slab_bytes: int, ranks: int) -> _Sizes:
+        disk = cache.nvme_kv_gib if cache.nvme_kv_path is not None else 0.0
+        return _Sizes(*(int(gib * GIB) // (slab_bytes * ranks) for gib in (cache.cpu_kv_gib, disk)))
 
 
 def open_tiers(
@@ -48,123 +70,133 @@ def open_tiers(
     pool: BlockPool,
     sink: EventSink,
     root: bytes,
-    threads: Callable[[int], Executor] = ThreadPoolExecutor,
+    others: OtherStores | None = None,
+    threads: Threads = ThreadPoolExecutor,
 ) -> KvTiers | None:
     """slabs: the main pool, uint8 [blocks, slab_bytes], not in use yet. root: of the chains of block hashes.
 
     None where no tier is asked for, or none can be had.
     """
-    copies, slab_bytes = Copies(slabs), slabs.shape[1]
+    copies, ranks = Copies(slabs), 1 if others is None else 1 + others.count
+    sizes = _Sizes.of(cache, copies.slab_bytes, ranks)
     disk = None
     if cache.nvme_kv_path is not None:
-        form = SlabForm(root.hex(), slab_bytes, int(cache.nvme_kv_gib * GIB) // slab_bytes)
-        disk = _open_disk(cache.nvme_kv_path, form, copies, sink, threads)
-    slots = int(cache.cpu_kv_gib * GIB) // slab_bytes
-    if not slots and disk is None:
+        form = SlabForm(root.hex(), copies.slab_bytes, sizes.disk, ranks)
+        disk = _try_disk(cache.nvme_kv_path, form, copies, threads)
+    if not sizes.host and disk is None:
         return None
-    host = _open_host(slots, copies, sink, disk, threads)
-    jobs = Jobs()
+    store = open_store(copies, sizes.host or STAGE_SLOTS, disk, threads)
+    if others is not None:
+        _open_others(others, store, sizes.host or STAGE_SLOTS)
+        if not sizes.host and store.disk is None:
+            store.close()
+            return None
+    return _tiers(cache, sizes, copies, pool, sink, store, others)
+
+
+def _tiers(
+    cache: CacheConfig,
+    sizes: _Sizes,
+    copies: Copies,
+    pool: BlockPool,
+    sink: EventSink,
+    store: Store,
+    others: OtherStores | None,
+) -> KvTiers:
+    slab_bytes, transfers = copies.slab_bytes, Transfers(store, others)
+    nvme = None if store.disk is None else _disk_tier(store.disk, copies, sink)
+    host = _host_tier(store, copies, sizes.host, sink, nvme)
+    ways = {host: Kind.LOAD}
     writer = None
-    sources = {host.tier: from_memory(copies, host.memory, host.load)}
-    if disk is not None:
-        sources[disk.tier] = from_file(copies, disk.file, disk.buffers, disk.readers, disk.read)
-        writer = Writer(
-            host.memory, disk.file, host.tier, disk.tier, jobs, disk.write, hold=slots < FEW_SLOTS
-        )
-    saver = Saver(pool, copies, host.memory, host.tier, jobs, host.save, writer)
+    if nvme is not None:
+        ways[nvme] = Kind.READ
+        writer = Writer(host, nvme, transfers, slab_bytes, hold=sizes.host < FEW_SLOTS)
+    saver = Saver(pool, host, transfers, slab_bytes, writer)
     # what comes from disk is worth a place in memory as well, if that is more than a stage
-    on_arrival = saver.offer if slots else None
+    on_arrival = saver.offer if sizes.host else None
     return KvTiers(
-        [*sources],
+        [*ways],
         saver,
-        Loader(pool, copies, jobs, sources, on_arrival),
-        jobs,
+        Loader(pool, transfers, ways, slab_bytes, on_arrival),
+        transfers,
         slab_bytes=slab_bytes,
         policy=cache.kv_restore,
-        staged=not slots,
-        clear_file=disk.file.clear if disk is not None else None,
-        close=partial(_close, host, disk),
+        staged=not sizes.host,
+        close=store.close,
     )
 
 
-@dataclass(frozen=True)
-class _Host:
-    tier: Tier
-    memory: HostMemory
-    save: Executor
-    load: Executor
+def _try_disk(folder: Path, form: SlabForm, copies: Copies, threads: Threads) -> Disk | None:
+    try:
+        return open_disk(folder, form, copies, threads=threads)
+    except OSError as error:
+        _leave_out(error)
+        return None
 
 
-@dataclass(frozen=True)
-class _Disk:
-    """buffers: in host memory, one for each of `readers` threads, at least."""
-
-    tier: Tier
-    file: SlabFile
-    buffers: HostMemory
-    readers: int
-    read: Executor
-    write: Executor
+def _open_others(others: OtherStores, store: Store, host_slots: int) -> None:
+    """A disk that one rank cannot have is of no use to the others."""
+    disk = store.disk
+    form, number = (None, 0) if disk is None else (disk.file.form, disk.file.number)
+    error = others.open(host_slots, form, number)
+    if error is not None:
+        _leave_out(error)
+        store.close_disk()
 
 
-def _open_host(
-    slots: int, copies: Copies, sink: EventSink, disk: _Disk | None, threads: Callable[[int], Executor]
-) -> _Host:
+def _leave_out(error: object) -> None:
+    log.warning("the nvme tier of the KV cache is left out: %s", error)
+
+
+def _host_tier(store: Store, copies: Copies, slots: int, sink: EventSink, below: Tier | None) -> Tier:
     """A tier of its own, or with 0 slots a stage on the way to disk, of which nobody is told."""
     told, slots = (sink, slots) if slots else (None, STAGE_SLOTS)
-    memory = HostMemory(slots, copies.slab_bytes, copies.device)
-    save, load = threads(1), threads(1)
-    link = _measure(partial(_load_block, copies, memory, slots), copies.slab_bytes, load)
-    tier = Tier("cpu", Slots(slots), link, told, below=None if disk is None else disk.tier)
+
+    def load(index: int) -> Future[Any]:
+        return store.start(Kind.LOAD, [Piece(index % copies.blocks, host=index % slots)], _ignore)
+
+    tier = Tier("cpu", Slots(slots), _measure(load, copies.slab_bytes), told, below)
     if told is not None:
         log.info("cpu tier of the KV cache: %s", _description(tier, copies.slab_bytes))
-    return _Host(tier, memory, save, load)
+    return tier
 
 
-def _open_disk(
-    folder: Path, form: SlabForm, copies: Copies, sink: EventSink, threads: Callable[[int], Executor]
-) -> _Disk | None:
-    readers = min(MOST_READERS, os.cpu_count() or 1)
-    read, write = threads(readers), threads(1)
-    buffers = HostMemory(PROBE_SLABS, form.slab_bytes, copies.device)
-    file = None
-    try:
-        file = open_slab_file(folder, form)
-        for index in range(PROBE_SLABS):
-            file.probe(index, buffers.pages(index), write=True)
-        link = _measure(partial(_read_block, copies, file, buffers), form.slab_bytes, read)
-        tier = Tier("nvme", Slots(form.slots), link, sink)
-        tier.adopt(file.load_index())
-    except OSError as error:
-        log.warning("the nvme tier of the KV cache is left out: %s", error)
-        if file is not None:
-            file.close()
-        return None
+def _disk_tier(disk: Disk, copies: Copies, sink: EventSink) -> Tier:
+    file = disk.file
+
+    def read(index: int) -> None:
+        file.probe(index, disk.buffers.pages(index), write=False)
+        copies.load([(index % copies.blocks, disk.buffers.slab(index))], None)
+
+    link = _measure(lambda index: disk.read.submit(read, index), copies.slab_bytes)
+    tier = Tier("nvme", Slots(file.form.slots), link, sink)
+    tier.adopt(_found(disk))
     log.info(
         "nvme tier of the KV cache: %s%s, %d blocks from before; %s",
         file.path,
         "" if file.direct else " (buffered: the filesystem has no O_DIRECT)",
         len(tier.slots),
-        _description(tier, form.slab_bytes),
+        _description(tier, copies.slab_bytes),
     )
-    return _Disk(tier, file, buffers, readers, read, write)
+    return tier
 
 
-def _close(host: _Host, disk: _Disk | None) -> None:
-    for executor in (host.save, host.load, *((disk.read, disk.write) if disk is not None else ())):
-        executor.shutdown(cancel_futures=True)
-    host.memory.close()
-    if disk is not None:
-        disk.buffers.close()
-        disk.file.close()
+def _found(disk: Disk) -> list[Entry]:
+    """Blocks from before, that each rank has, and in the same slot."""
+    file, entries = disk.file, disk.file.load_index()
+    for rank in range(1, file.form.tp_size):
+        path = rank_path(file.path.parent, file.number, rank)
+        theirs = stored_slots(path, replace(file.form, rank=rank))
+        entries = [entry for entry in entries if theirs.get(entry.name) == entry.slot]
+    return entries
 
 
-def _measure(move: Callable[[int], None], size: int, executor: Executor) -> Link:
+def _measure(begin: Callable[[int], Future[Any]], size: int) -> Link:
     """What one block of `size` bytes takes, and several at once; each the best of a few tries."""
 
     def seconds(count: int) -> float:
         began = time.perf_counter()
-        for future in [executor.submit(move, index) for index in range(count)]:
+        for future in [begin(index) for index in range(count)]:
             future.result()
         return time.perf_counter() - began
 
@@ -172,13 +204,8 @@ def _measure(move: Callable[[int], None], size: int, executor: Executor) -> Link
     return Link.measured(one, many, size, PROBE_SLABS)
 
 
-def _load_block(copies: Copies, memory: HostMemory, slots: int, index: int) -> None:
-    copies.load([(index % copies.blocks, memory.slab(index % slots))], None)
-
-
-def _read_block(copies: Copies, file: SlabFile, buffers: HostMemory, index: int) -> None:
-    file.probe(index, buffers.pages(index), write=False)
-    _load_block(copies, buffers, PROBE_SLABS, index)
+def _ignore(_outcome: Outcome) -> None:
+    """Of a move that is only timed."""
 
 
 def _description(tier: Tier, slab_bytes: int) -> str:

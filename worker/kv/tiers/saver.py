@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, Future
 from functools import partial
 from typing import NamedTuple
 
 from ..block_pool import BlockPool
-from .copies import Copies, Fence
-from .host_memory import HostMemory
-from .jobs import Jobs
 from .slots import Entry
+from .store import Kind, Outcome, Piece
 from .tier import Tier
+from .transfers import Transfer, Transfers
 from .writer import Writer
 
 # blocks of one job: few, since a step may have to wait for the one that copies a block it wants
@@ -36,38 +34,27 @@ class Leaving(NamedTuple):
     private: bool = False
 
 
-class _Copy(NamedTuple):
-    """Blocks on their way to these entries."""
-
-    entries: list[Entry]
-    future: Future[None]
-
-
 class Saver:
     """writer: None without a slab file. All methods belong to the engine's thread."""
 
     def __init__(
         self,
         pool: BlockPool,
-        copies: Copies,
-        memory: HostMemory,
         cpu: Tier,
-        jobs: Jobs,
-        executor: Executor,
+        transfers: Transfers,
+        slab_bytes: int,
         writer: Writer | None,
     ) -> None:
         self.stall_s = 0.0
         self.overtaken = 0
         self._pool = pool
-        self._copies = copies
-        self._memory = memory
         self._cpu = cpu
-        self._jobs = jobs
-        self._executor = executor
+        self._transfers = transfers
+        self._slab_bytes = slab_bytes
         self._writer = writer
         # names, and whether they are silent
         self._waiting: dict[bytes, bool] = {}
-        self._copying: dict[int, _Copy] = {}
+        self._copying: dict[int, tuple[Transfer, list[Entry]]] = {}
 
     @property
     def busy(self) -> bool:
@@ -85,9 +72,8 @@ class Saver:
     def advance(self) -> None:
         """Start what there is room for."""
         if self._waiting and len(self._copying) < MOST_COPIES:
-            fence = self._copies.fence()
             while self._waiting and len(self._copying) < MOST_COPIES:
-                if not self._start_batch(fence):
+                if not self._start_batch():
                     break
         if self._writer is not None:
             self._writer.advance()
@@ -96,18 +82,18 @@ class Saver:
         """Waits until none of these blocks is being copied: the next step may write them."""
         if not self._copying:
             return
-        copying = {self._copying[block].future for block in blocks if block in self._copying}
+        copying = {self._copying[block][0] for block in blocks if block in self._copying}
         if copying:
             began = time.perf_counter()
-            for future in copying:
-                future.exception()
+            for transfer in copying:
+                self._transfers.wait(transfer)
             self.stall_s += time.perf_counter() - began
 
     def evacuate(self, leaving: Sequence[Leaving]) -> bool:
         """Save blocks that the very next step may write, if there is a slot for each; whether there was."""
         if not self._cpu.keeps:
             return False
-        entries, pairs, public = [], [], []
+        entries, pieces, public = [], [], []
         complete = True
         for name, block, silent, private in leaving:
             if self._cpu.holds(name):
@@ -118,18 +104,14 @@ class Saver:
                 continue
             self._waiting.pop(name, None)
             entries.append(entry)
-            pairs.append((block, self._memory.slab(entry.slot)))
+            pieces.append(Piece(block=block, host=entry.slot))
             if not private:
                 public.append(entry)
         if not entries:
             return complete
         began = time.perf_counter()
-        ended = self._copies.save_before_next_step(pairs)
+        self._transfers.start(Kind.EVACUATE, pieces, partial(self._saved, entries, public))
         self.stall_s += time.perf_counter() - began
-        if ended is None:
-            self._saved(entries, public, None)
-        else:
-            self._jobs.run(self._executor, ended.synchronize, partial(self._saved, entries, public))
         return complete
 
     def clear(self) -> None:
@@ -138,7 +120,7 @@ class Saver:
         if self._writer is not None:
             self._writer.clear()
 
-    def _start_batch(self, fence: Fence) -> bool:
+    def _start_batch(self) -> bool:
         """One job of the oldest names; False where no slot is to be had."""
         entries: list[Entry] = []
         blocks: list[int] = []
@@ -157,26 +139,22 @@ class Saver:
             blocks.append(block)
         if not entries:
             return False
-        pairs = [(block, self._memory.slab(entry.slot)) for block, entry in zip(blocks, entries, strict=True)]
-        future = self._jobs.run(
-            self._executor,
-            partial(self._copies.save, pairs, fence),
-            partial(self._copied, entries, blocks),
-        )
-        self._copying.update(dict.fromkeys(blocks, _Copy(entries, future)))
+        pieces = [Piece(block, entry.slot) for block, entry in zip(blocks, entries, strict=True)]
+        transfer = self._transfers.start(Kind.SAVE, pieces, partial(self._copied, entries, blocks))
+        self._copying.update(dict.fromkeys(blocks, (transfer, entries)))
         return True
 
-    def _copied(self, entries: list[Entry], blocks: list[int], outcome: BaseException | None) -> None:
+    def _copied(self, entries: list[Entry], blocks: list[int], outcome: Outcome) -> None:
         for block in blocks:
             # a later copy of the same block may have been started before this one's end was noticed
-            if block in self._copying and self._copying[block].entries is entries:
+            if block in self._copying and self._copying[block][1] is entries:
                 del self._copying[block]
         self._saved(entries, entries, outcome)
 
-    def _saved(self, entries: list[Entry], public: list[Entry], outcome: BaseException | None) -> None:
+    def _saved(self, entries: list[Entry], public: list[Entry], outcome: Outcome) -> None:
         if isinstance(outcome, BaseException):
             self._cpu.fail(outcome)
             self._waiting.clear()
-        self._cpu.filled(entries, len(entries) * self._copies.slab_bytes)
+        self._cpu.filled(entries, len(entries) * self._slab_bytes)
         if self._writer is not None:
             self._writer.offer(entry for entry in public if not entry.discarded)

@@ -8,7 +8,8 @@
 A slot is written in the order: record away, slab, record. What a killed process had begun is therefore no
 record at all. What a power failure reordered is caught by the checksum (CRC-32 over name and slab), which is
 checked at every read: a torn or rotten block is missing, never wrong. Clearing the file is a new generation.
-The file is locked by one process; another one takes the next file of the same folder. Not thread-safe but for
+The file is locked by one process; another one takes the next file of the same folder. With several ranks the
+files of one number belong together: rank 0 finds the number, the others follow. Not thread-safe but for
 reads, which may run beside each other and beside one write.
 """
 
@@ -25,6 +26,7 @@ import zlib
 from array import array
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,27 +91,22 @@ class SlabFile:
         self._direct = _open_direct(path, form)
 
     @property
+    def number(self) -> int:
+        """Of the file in its folder."""
+        return int(self.path.name[3:5])
+
+    @property
     def direct(self) -> bool:
         """Whether slabs bypass the page cache."""
         return self._direct is not None
 
     def load_index(self) -> list[Entry]:
         """All blocks that were written whole, oldest first."""
-        form = self.form
-        raw = _pread(self._fd, form.slots * RECORD_BYTES, PAGE)
-        records = np.frombuffer(raw, dtype=_RECORDS)
-        valid = (records["magic"] == MAGIC) & (records["generation"] == self._generation)
-        (slots,) = np.nonzero(valid)
-        slots = slots[np.argsort(records["sequence"][slots], kind="stable")]
-        # a name that was written twice counts where it was written last
-        newest = {bytes(records["name"][slot]): int(slot) for slot in slots}
-        for slot in newest.values():
-            self._checksums[slot] = int(records["checksum"][slot])
-        if len(slots):
-            self._sequence = int(records["sequence"][slots[-1]]) + 1
-        return [
-            Entry(name, slot, bool(records["silent"][slot]), filled=True) for name, slot in newest.items()
-        ]
+        index = _read_index(self._fd, self.form, self._generation)
+        for entry, checksum in zip(index.entries, index.checksums, strict=True):
+            self._checksums[entry.slot] = checksum
+        self._sequence = index.next
+        return index.entries
 
     def write(self, entry: Entry, slab: memoryview) -> None:
         name, offset = entry.name, PAGE + entry.slot * RECORD_BYTES
@@ -154,13 +151,21 @@ class SlabFile:
         return zlib.crc32(slab[: self.form.slab_bytes], zlib.crc32(name))
 
 
-def open_slab_file(folder: Path, form: SlabForm) -> SlabFile:
+def open_slab_file(folder: Path, form: SlabForm, number: int | None = None) -> SlabFile:
     """A file of this form in `folder`: one that has blocks already if there is one, else a new or reused one.
 
-    Raises OSError where the folder or the file cannot be had, or the disk has no room.
+    number: that rank 0 has; for other ranks only. Raises OSError where the folder or the file cannot be had,
+    or the disk has no room.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.glob("kv-*.slab")):
+    if number is not None:
+        path = rank_path(folder, number, form.rank)
+        fd = _lock(path)
+        if fd is None:
+            raise OSError(errno.EBUSY, "another process has the rank's slab file", str(path))
+        found = _generation(fd, form)
+        return SlabFile(path, form, fd, generation=_format(path, fd, form) if found is None else found)
+    for path in sorted(folder.glob("kv-[0-9][0-9].slab")):
         fd = _lock(path)
         if fd is None:
             continue
@@ -169,11 +174,50 @@ def open_slab_file(folder: Path, form: SlabForm) -> SlabFile:
             return SlabFile(path, form, fd, generation=generation)
         os.close(fd)
     for number in range(MOST_FILES):
-        path = folder / f"kv-{number:02}.slab"
+        path = rank_path(folder, number, 0)
         fd = _lock(path)
         if fd is not None:
-            return SlabFile(path, form, _format(path, fd, form), generation=1)
+            # of a gang whose rank 0 had this file
+            for other in folder.glob(f"{path.stem}.rank*.slab"):
+                other.unlink()
+            return SlabFile(path, form, fd, generation=_format(path, fd, form))
     raise OSError(errno.EBUSY, f"all {MOST_FILES} slab files are in use", str(folder))
+
+
+def rank_path(folder: Path, number: int, rank: int) -> Path:
+    return folder / (f"kv-{number:02}.rank{rank}.slab" if rank else f"kv-{number:02}.slab")
+
+
+def stored_slots(path: Path, form: SlabForm) -> dict[bytes, int]:
+    """Slots of all blocks in a file of another process, by name; to be asked while nothing is written."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        generation = _generation(fd, form)
+        entries = [] if generation is None else _read_index(fd, form, generation).entries
+    finally:
+        os.close(fd)
+    return {entry.name: entry.slot for entry in entries}
+
+
+class _Index(NamedTuple):
+    """Entries oldest first, their checksums, and the number of the next write."""
+
+    entries: list[Entry]
+    checksums: list[int]
+    next: int
+
+
+def _read_index(fd: int, form: SlabForm, generation: int) -> _Index:
+    raw = _pread(fd, form.slots * RECORD_BYTES, PAGE)
+    records = np.frombuffer(raw, dtype=_RECORDS)
+    valid = (records["magic"] == MAGIC) & (records["generation"] == generation)
+    (slots,) = np.nonzero(valid)
+    slots = slots[np.argsort(records["sequence"][slots], kind="stable")]
+    # a name that was written twice counts where it was written last
+    newest = {bytes(records["name"][slot]): int(slot) for slot in slots}
+    entries = [Entry(name, slot, bool(records["silent"][slot]), filled=True) for name, slot in newest.items()]
+    checksums = [int(records["checksum"][entry.slot]) for entry in entries]
+    return _Index(entries, checksums, int(records["sequence"][slots[-1]]) + 1 if len(slots) else 0)
 
 
 def _lock(path: Path) -> int | None:
@@ -202,6 +246,7 @@ def _generation(fd: int, form: SlabForm) -> int | None:
 
 
 def _format(path: Path, fd: int, form: SlabForm) -> int:
+    """Returns the generation."""
     if os.fstat(fd).st_size:
         log.warning("%s is of another model, form or size, or damaged: it is made anew", path)
     try:
@@ -213,7 +258,7 @@ def _format(path: Path, fd: int, form: SlabForm) -> int:
         os.ftruncate(fd, 0)
         os.close(fd)
         raise
-    return fd
+    return 1
 
 
 def _write_superblock(fd: int, form: SlabForm, generation: int) -> None:

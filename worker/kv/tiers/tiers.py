@@ -16,10 +16,10 @@ import msgspec
 from ...config import RestorePolicy
 from ...protocol import Tier as TierName
 from ...protocol import TierStats
-from .jobs import Jobs
 from .loader import Load, Loader, Wanted
 from .saver import Leaving, Saver
 from .tier import Tier
+from .transfers import Transfers
 
 
 class Below(NamedTuple):
@@ -41,22 +41,20 @@ class KvTiers:
         tiers: Sequence[Tier],
         saver: Saver,
         loader: Loader,
-        jobs: Jobs,
+        transfers: Transfers,
         *,
         slab_bytes: int,
         policy: RestorePolicy,
         staged: bool,
-        clear_file: Callable[[], None] | None,
         close: Callable[[], None],
     ) -> None:
         self._tiers = tiers
         self._public = tiers[1:] if staged else tiers
         self._saver = saver
         self._loader = loader
-        self._jobs = jobs
+        self._transfers = transfers
         self._slab_bytes = slab_bytes
         self._policy = policy
-        self._clear_file = clear_file
         self._close = close
         self._compute_s = float("inf")
         self._idle_s = 0.0
@@ -64,7 +62,7 @@ class KvTiers:
     @property
     def busy(self) -> bool:
         """Whether anything is on its way, or waits to be."""
-        return self._jobs.outstanding > 0 or self._saver.busy
+        return self._transfers.outstanding > 0 or self._saver.busy
 
     @property
     def stall_s(self) -> float:
@@ -83,11 +81,16 @@ class KvTiers:
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take in what has ended and start what there is room for; waits up to the timeout for something."""
         began = time.perf_counter()
-        self._jobs.poll(timeout_s)
+        self._transfers.poll(timeout_s)
         if timeout_s and self._loader.blocks:
             self._idle_s += time.perf_counter() - began
         self._loader.check_progress()
         self._saver.advance()
+        self._transfers.dispatch()
+
+    def dispatch(self) -> None:
+        """What a plan has begun, before its step is submitted."""
+        self._transfers.dispatch()
 
     def keep(self, name: bytes, *, silent: bool) -> None:
         """A block of the pool has got this name: have a copy of it, if it is worth that."""
@@ -169,8 +172,7 @@ class KvTiers:
         """Forget all blocks, on disk too; returns how many there were."""
         self._saver.clear()
         try:
-            if self._clear_file is not None:
-                self._clear_file()
+            self._transfers.clear_files()
         except OSError as error:
             self.slowest.fail(error)
         return sum(tier.clear() for tier in self._tiers)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Executor
 from functools import partial
 
-from .host_memory import HostMemory
-from .jobs import Jobs
-from .slab_file import SlabFile
 from .slots import Entry
+from .store import Kind, Outcome, Piece
 from .tier import Tier
+from .transfers import Transfers
 
 # blocks on their way at once
 MOST_WRITES = 32
@@ -24,23 +22,11 @@ MOST_WRITES = 32
 class Writer:
     """hold: what waits stays in host memory. All methods belong to the engine's thread."""
 
-    def __init__(
-        self,
-        memory: HostMemory,
-        file: SlabFile,
-        cpu: Tier,
-        nvme: Tier,
-        jobs: Jobs,
-        executor: Executor,
-        *,
-        hold: bool,
-    ) -> None:
-        self._memory = memory
-        self._file = file
+    def __init__(self, cpu: Tier, nvme: Tier, transfers: Transfers, slab_bytes: int, *, hold: bool) -> None:
         self._cpu = cpu
         self._nvme = nvme
-        self._jobs = jobs
-        self._executor = executor
+        self._transfers = transfers
+        self._slab_bytes = slab_bytes
         self._hold = hold
         self._waiting: deque[Entry] = deque()
         self._writing = 0
@@ -82,16 +68,13 @@ class Writer:
     def _start(self, source: Entry, target: Entry) -> None:
         self._cpu.slots.pin(source)
         self._writing += 1
-        self._jobs.run(
-            self._executor,
-            partial(self._file.write, target, self._memory.pages(source.slot)),
-            partial(self._written, source, target),
-        )
+        piece = Piece(host=source.slot, file=target.slot, name=target.name, silent=target.silent)
+        self._transfers.start(Kind.WRITE, [piece], partial(self._written, source, target))
 
-    def _written(self, source: Entry, target: Entry, outcome: BaseException | None) -> None:
+    def _written(self, source: Entry, target: Entry, outcome: Outcome) -> None:
         self._writing -= 1
         self._cpu.slots.unpin(source)
         if isinstance(outcome, BaseException):
             self._nvme.fail(outcome)
             self.clear()
-        self._nvme.filled([target], self._file.form.slab_bytes)
+        self._nvme.filled([target], self._slab_bytes)
