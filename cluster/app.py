@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from decodefleet.worker.assets.resolve import resolve_model
 from decodefleet.worker.protocol import Ready
 from decodefleet.worker.transport import Security
 
@@ -128,6 +129,15 @@ class RouterReplica:
         # `workers` is here so that they belong to the application; the way to them is the scheduler's to say
         del workers
         set_up_logging(config)
+        if config.address is not None:
+            # the tokenizer has to lie where it does on the workers' machines
+            await asyncio.to_thread(
+                resolve_model,
+                config.model,
+                cache_dir=config.cache_dir,
+                revision=config.revision,
+                weights=False,
+            )
         self._config = config
         self._fleet = FleetOfServe(scheduler)
         self._router = Router(_locate(scheduler), Security.from_secret(config.secret()))
@@ -246,7 +256,8 @@ def _worker_resources(config: ServeConfig) -> dict[str, int]:
     device = "cpu" if config.fake else config.runner.device
     if device == "cpu" or (device == "auto" and gpus == 0):
         return {"CPU": 1, "GPU": 0}
-    if gpus < config.workers * ranks:
+    # a cluster that somebody else runs may bring machines when they are asked for
+    if config.address is None and gpus < config.workers * ranks:
         each = "a GPU" if ranks == 1 else f"{ranks} GPUs"
         raise ConfigError(f"workers: {config.workers} workers need {each} each, the cluster has {gpus}")
     return {"CPU": 1, "GPU": ranks}

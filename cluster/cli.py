@@ -208,6 +208,27 @@ def _simulate(**flags: Any) -> None:
 app.command("simulate")(with_flags(_simulate, flags_of(SimulateOptions)))
 
 
+@app.command("drain-node", hidden=True)
+def _drain_node(
+    limit_s: Annotated[float, typer.Option(help="seconds until the machine goes", min=0)] = 60.0,
+    unroute_s: Annotated[
+        float, typer.Option(help="seconds during which others may still send requests here", min=0)
+    ] = 5.0,
+    http_port: Annotated[int, typer.Option(help="port of the HTTP proxy here")] = 8000,
+) -> None:
+    """Move what runs on this machine of a Ray cluster elsewhere, before the machine goes."""
+    from .node_drain import NodeNotDrained, drain_node
+    from .terminal import print_error
+
+    try:
+        empty = drain_node(limit_s=limit_s, unroute_s=unroute_s, http_port=http_port)
+    except NodeNotDrained as error:
+        print_error(_console(stderr=True), str(error))
+        raise typer.Exit(1) from None
+    if not empty:
+        raise typer.Exit(1)
+
+
 def _bench_serve(**flags: Any) -> None:
     """Load any OpenAI-compatible server and report what its clients feel.
 

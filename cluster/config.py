@@ -233,7 +233,9 @@ def load_config(
         values |= layer
         origins |= dict.fromkeys(layer, origin)
     config = _build(values, origins, known)
-    config.api_keys()
+    if config.address is None:
+        # elsewhere the file lies where the routers are
+        config.api_keys()
     return LoadedConfig(config, origins)
 
 

@@ -114,6 +114,10 @@ spec:
 {{- with ternary "" $values.huggingFace.existingSecret (eq .component "head") }}
 - { name: HF_TOKEN, valueFrom: { secretKeyRef: { name: {{ . }}, key: {{ $values.huggingFace.key }} } } }
 {{- end }}
+{{- if not $values.ray.auth }}
+# Ray would make tokens of its own on each node
+- { name: RAY_AUTH_MODE, value: disabled }
+{{- end }}
 - { name: RAY_SERVE_HAPROXY_NBTHREAD, value: {{ ternary $values.router.proxyThreads 1 (eq .component "router") | quote }} }
 - { name: RAY_SERVE_HAPROXY_MAXCONN, value: {{ $values.router.maxConnections | quote }} }
 - { name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: {{ add $values.drainSeconds 1 | quote }} }

@@ -115,7 +115,9 @@ def test_references_lead_somewhere(example: Path) -> None:
     for pod in pods(manifests).values():
         assert ("ServiceAccount", pod["spec"]["serviceAccountName"]) in have
         assert set(references(pod["spec"])) <= have | given
-    (service,) = (found for found in of_kind(manifests, "Service") if found["spec"].get("clusterIP") != "None")
+    (service,) = (
+        found for found in of_kind(manifests, "Service") if found["spec"].get("clusterIP") != "None"
+    )
     selected = [
         name
         for name, pod in pods(manifests).items()

@@ -1,8 +1,9 @@
-"""What the chart tells Ray Serve: Ray's own schema takes it, our options are known, pods fit what is asked."""
+"""What the chart tells Ray Serve: Ray's schema takes it, our options are known, pods fit what is asked."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest

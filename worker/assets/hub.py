@@ -12,7 +12,8 @@ from typing import Any
 from .errors import ModelError
 from .progress import ProgressSink
 
-_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
+_WEIGHTS = ["*.safetensors"]
+_FILES = ["*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
 # other frameworks' copies of the same weights
 _NOT = ["original/*", "onnx/*", "consolidated*.safetensors"]
 # the hub's name for its bar of bytes received, which runs beside the one of bytes written
@@ -24,8 +25,11 @@ def is_hub_id(model: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model) is not None
 
 
-def fetch_from_hub(repo: str, revision: str | None, progress: ProgressSink) -> Path:
-    """Folder of the model in huggingface_hub's cache, downloaded if need be. Raises ModelError."""
+def fetch_from_hub(repo: str, revision: str | None, progress: ProgressSink, *, weights: bool = True) -> Path:
+    """Folder of the model in huggingface_hub's cache, downloaded if need be. Raises ModelError.
+
+    weights: False fetches all but them, into the folder where they would be.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -40,7 +44,7 @@ def fetch_from_hub(repo: str, revision: str | None, progress: ProgressSink) -> P
         folder = snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=_FILES,
+            allow_patterns=_FILES + (_WEIGHTS if weights else []),
             ignore_patterns=_NOT,
             tqdm_class=_progress_bar(progress),
         )

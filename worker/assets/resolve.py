@@ -37,11 +37,13 @@ def resolve_model(
     cache_dir: Path | None = None,
     revision: str | None = None,
     progress: ProgressSink | None = None,
+    weights: bool = True,
 ) -> ResolvedModel:
     """Find `model`, fetching and converting it where necessary. Raises ModelError.
 
     cache_dir: for fetched and converted models; None takes `cache.default_cache`. The hub has its own cache.
-    revision: of a hub id: branch, tag or commit.
+    revision: of a hub id: branch, tag or commit. weights: False leaves those of a hub id where they are, for
+    who needs its tokenizer only.
     """
     progress = progress or NoProgress()
     cache = cache_dir or default_cache()
@@ -53,7 +55,7 @@ def resolve_model(
     if builtin := BUILTIN_MODELS.get(model):
         return ResolvedModel(_builtin_folder(model, builtin, cache, progress), model, "builtin")
     if is_hub_id(model):
-        folder = fetch_from_hub(model, revision, progress)
+        folder = fetch_from_hub(model, revision, progress, weights=weights)
         _require_config(folder)
         return ResolvedModel(folder, model, "hub")
     raise ModelError(

@@ -96,9 +96,11 @@ class Counts(NoProgress):
 
 progress = Counts()
 for model in sys.argv[1:]:
-    repo, _, revision = model.partition("@")
+    repo, _, rest = model.partition("@")
+    revision, _, what = rest.partition(":")
     try:
-        print(fetch_from_hub(repo, revision or None, progress), progress.total, sep="\\t")
+        folder = fetch_from_hub(repo, revision or None, progress, weights=what != "text")
+        print(folder, progress.total, sep="\\t")
     except ModelError as error:
         print(error.what)
 """
@@ -118,6 +120,15 @@ def test_downloads_weights_and_text_but_no_pickle_and_reports_bytes(hub: str, tm
     assert {path.name for path in Path(folder).iterdir()} == names
     assert (Path(folder) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert int(reported) == sum(len(FILES[name]) for name in names)
+
+
+def test_without_weights_the_text_lies_where_it_would_with_them(hub: str, tmp_path: Path) -> None:
+    (line,) = fetch_with(hub, tmp_path, "org/name@:text")
+    folder = Path(line.split("\t")[0])
+    assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json"}
+    (line,) = fetch_with(hub, tmp_path, "org/name")
+    assert line.split("\t")[0] == str(folder)
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_a_cached_copy_serves_when_the_hub_is_gone(hub: str, tmp_path: Path) -> None:
