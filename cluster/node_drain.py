@@ -42,7 +42,7 @@ def drain_node(*, limit_s: float, unroute_s: float, http_port: int) -> bool:
 def announce(limit_s: float) -> None:
     """Tells Ray's head that this node ends in `limit_s`. Raises NodeNotDrained."""
     from ray import NodeID
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
 
     address, node = os.environ.get("RAY_ADDRESS"), node_id(command_lines())
