@@ -120,7 +120,8 @@ spec:
 {{- end }}
 - { name: RAY_SERVE_HAPROXY_NBTHREAD, value: {{ ternary $values.router.proxyThreads 1 (eq .component "router") | quote }} }
 - { name: RAY_SERVE_HAPROXY_MAXCONN, value: {{ $values.router.maxConnections | quote }} }
-- { name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: {{ add $values.drainSeconds 1 | quote }} }
+# each change of the routers reloads the proxy, and no stream shall end for that: a week
+- { name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: "604800" }
 - { name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S, value: {{ $values.unrouteSeconds | quote }} }
 - { name: RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S, value: {{ $values.unrouteSeconds | quote }} }
 - { name: DECODEFLEET_CLUSTER_SECRET, valueFrom: { secretKeyRef: { name: {{ $secret }}, key: cluster-secret } } }

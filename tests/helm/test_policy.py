@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from helm_chart import EXAMPLES, Manifest, containers, of_kind, one, pods, render, serve_config
 
+from decodefleet.cluster.local_ray import LONGEST_STREAM_S
+
 
 @pytest.fixture(scope="module", params=EXAMPLES, ids=lambda path: path.stem)
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
@@ -95,6 +97,13 @@ def test_streams_have_time_to_end(manifests: list[Manifest]) -> None:
         assert limit_s >= max(option["drain_s"] for option in options), name
         assert pod["spec"]["terminationGracePeriodSeconds"] > limit_s, name
         assert pod["spec"]["terminationGracePeriodSeconds"] <= service["rayClusterDeletionDelaySeconds"]
+
+
+def test_a_reload_of_the_proxy_ends_no_stream(manifests: list[Manifest]) -> None:
+    for name, container in containers(manifests):
+        env = {entry["name"]: entry.get("value") for entry in container.get("env", ())}
+        if name.startswith("routers/"):
+            assert int(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] or 0) >= LONGEST_STREAM_S
 
 
 def test_budgets_are_of_the_only_kind_that_works_for_rays_pods(manifests: list[Manifest]) -> None:
