@@ -26,6 +26,7 @@ from decodefleet.worker.transport import Security
 from .api.app import build_app
 from .api.settings import ApiSettings
 from .config import ConfigError, ServeConfig, load_config
+from .directory.holdings import Holdings
 from .directory.publisher import DirectoryPublisher
 from .directory.reader import DirectoryReader
 from .news import NewsSender
@@ -75,6 +76,9 @@ class SchedulerReplica:
     async def metrics(self) -> str:
         return await self._server.metrics()
 
+    async def directory(self, model: str | None, prompt: bytes | None) -> Holdings:
+        return self._server.directory(model, prompt)
+
     async def overview(self, since: float) -> dict[str, Any]:
         return self._server.overview(since)
 
@@ -99,7 +103,7 @@ class WorkerReplica:
 
         def make_publisher(ready: Ready) -> DirectoryPublisher:
             assert redis_url is not None
-            return DirectoryPublisher(redis_url, ready.card.name, ready.worker_id, ready.incarnation)
+            return DirectoryPublisher.of_worker(redis_url, ready)
 
         self._supervisor = Supervisor(
             config,
@@ -174,6 +178,10 @@ class FleetOfServe:
     async def placements(self, request_id: str | None) -> list[dict[str, Any]]:
         placements: list[dict[str, Any]] = await self._scheduler.placements.remote(request_id)
         return placements
+
+    async def directory(self, model: str | None, prompt: bytes | None) -> Holdings:
+        holdings: Holdings = await self._scheduler.directory.remote(model, prompt)
+        return holdings
 
     async def overview(self, since: float) -> dict[str, Any]:
         overview: dict[str, Any] = await self._scheduler.overview.remote(since)

@@ -229,6 +229,35 @@ def _drain_node(
         raise typer.Exit(1)
 
 
+@app.command()
+def directory(
+    url: Annotated[
+        str | None, typer.Option(help="a running server [dim]\\[default: http://127.0.0.1:8000][/dim]")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="ask Redis itself instead", envvar="DECODEFLEET_REDIS_URL")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="this model only")] = None,
+    prompt: Annotated[str | None, typer.Option(help="how much of this question's prefix each holds")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="the prompt is a text to continue, no question")] = False,
+    cache_salt: Annotated[str, typer.Option(help="of the prompt's request")] = "",
+    request_id: Annotated[
+        str | None, typer.Option(help="what each held when this request was placed")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="of the server", envvar="DECODEFLEET_API_KEY")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show which worker holds which KV blocks: those of GPUs, of host memory, and on NVMe."""
+    from .directory_view import Question, answer
+
+    question = Question(url, redis_url, model, prompt, not raw, cache_salt, request_id, api_key)
+    found = answer(question)
+    if json_:
+        print(found.as_json())
+    else:
+        _console().print(*found.tables(), sep="\n")
+
+
 def _bench_serve(**flags: Any) -> None:
     """Load any OpenAI-compatible server and report what its clients feel.
 
@@ -322,12 +351,13 @@ def _explain(error: Exception) -> None:
 
     from .bench.options import BenchError
     from .config import ConfigError
+    from .directory.survey import DirectoryUnavailable
     from .simulate.options import SimulateError
     from .terminal import print_error
 
     console = _console(stderr=True)
-    expected = ConfigError | ModelError | BenchError | SimulateError | InvalidRequest | ChatTemplateError
-    if isinstance(error, expected):
+    ours = ConfigError | ModelError | BenchError | SimulateError | DirectoryUnavailable
+    if isinstance(error, ours | InvalidRequest | ChatTemplateError):
         print_error(console, str(error))
         return
     print_error(console, f"{type(error).__name__}: {error}")

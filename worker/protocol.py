@@ -352,7 +352,7 @@ class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
 class KvEvents(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Which blocks came to and went from a tier, 16-byte hashes joined.
 
-    seq: grows by one per message; a gap means that the reader must ask for everything again.
+    seq: grows by one per message; a gap means that the reader knows nothing for sure any more.
     cleared: forget everything of this worker first.
     """
 

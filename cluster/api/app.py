@@ -22,12 +22,13 @@ from . import service, wire
 from .auth import authenticator
 from .chat import create_chat_completion
 from .completions import create_completion
+from .directory import find_prompt, show_directory
 from .errors import ApiError, BadRequest, NotFound, WrongMethod
 from .fleet_source import FleetSource
 from .front import ClientLeft, Front, note_failure
 from .observe import Observe
 from .openapi import body_of, document, responses
-from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, DirectoryRequest, TokenizeRequest
 from .settings import ApiSettings
 from .tokens import detokenize, tokenize
 
@@ -98,6 +99,8 @@ def _protected(front: Front) -> APIRouter:
     post("/tokenize", tokenize, responses(wire.Tokens, *reading), extra=body_of(TokenizeRequest))
     post("/detokenize", detokenize, responses(wire.Prompt, *reading), extra=body_of(DetokenizeRequest))
     get("/debug/placements", service.placements, responses(None, 401, 404, 503), extra=_REQUEST_ID)
+    get("/debug/directory", show_directory, responses(None, 401, 503))
+    post("/debug/directory", find_prompt, responses(None, *reading), extra=body_of(DirectoryRequest))
     get("/debug/fleet", service.fleet, responses(None, 400, 401, 503), extra=_SINCE)
     return routes
 

@@ -15,13 +15,14 @@ from decodefleet.worker.protocol import ModelCard
 
 from . import wire
 from .errors import ErrorResponse
-from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, DirectoryRequest, TokenizeRequest
 
 REF = "#/components/schemas/{model}"
 _REQUESTS: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    DirectoryRequest,
     TokenizeRequest,
 )
 _ANSWERS = (

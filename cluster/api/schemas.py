@@ -199,6 +199,12 @@ class TokenizeRequest(Strict):
     add_generation_prompt: bool | None = True
 
 
+class DirectoryRequest(TokenizeRequest):
+    """POST /debug/directory: who holds how much of a prompt, or of messages."""
+
+    cache_salt: str = ""
+
+
 class DetokenizeRequest(Strict):
     """POST /detokenize."""
 

@@ -44,14 +44,14 @@ async def ready(front: Front, _request: Request) -> Response:
 
 
 async def metrics(front: Front, _request: Request) -> Response:
-    text = await _ask_scheduler(front.fleet.metrics())
+    text = await ask_scheduler(front.fleet.metrics())
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def placements(front: Front, request: Request) -> Response:
     """The scheduler's decisions with their terms, newest last; of one request if `request_id` is given."""
     request_id = request.query_params.get("request_id")
-    found = await _ask_scheduler(front.fleet.placements(request_id))
+    found = await ask_scheduler(front.fleet.placements(request_id))
     if request_id is not None and not found:
         raise NotFound(f"no placement of {request_id[:200]!r} is remembered", param="request_id")
     return Response(msgspec.json.encode(found), media_type="application/json")
@@ -64,7 +64,7 @@ async def fleet(front: Front, request: Request) -> Response:
         since = float(given)
     except ValueError:
         raise BadRequest("since must be a number: seconds of Unix time", param="since") from None
-    found = await _ask_scheduler(front.fleet.overview(since))
+    found = await ask_scheduler(front.fleet.overview(since))
     return Response(
         msgspec.json.encode(found), headers={"cache-control": "no-store"}, media_type="application/json"
     )
@@ -74,7 +74,7 @@ async def show_version(_front: Front, _request: Request) -> Response:
     return json_response(Version(version=own_version()))
 
 
-async def _ask_scheduler(question: Awaitable[T]) -> T:
+async def ask_scheduler(question: Awaitable[T]) -> T:
     """What is asked goes to another process, which may be away; how that shows is not ours to know."""
     try:
         return await question

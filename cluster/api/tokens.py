@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..text_service import TextService
 from .chat import conversation
 from .errors import BadRequest
 from .front import Front, json_response
@@ -15,20 +16,23 @@ from .wire import Prompt, Tokens
 async def tokenize(front: Front, request: Request) -> Response:
     body = await front.body(request, TokenizeRequest)
     card = front.card(body.model)
-    text = await front.router.text(card)
+    tokens = await prompt_tokens(await front.router.text(card), request, body)
+    return json_response(Tokens(tokens=tokens, count=len(tokens), max_model_len=card.max_model_len))
+
+
+async def prompt_tokens(text: TextService, request: Request, body: TokenizeRequest) -> list[int]:
+    """As a completion, or a chat, of the same body would have them."""
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("give either prompt or messages", param="prompt")
     if body.messages is not None:
         request.state.field_names = {"prompt": "messages"}
-        tokens = await text.encode_chat(
+        return await text.encode_chat(
             conversation(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             add_special_tokens=bool(body.add_special_tokens),
         )
-    else:
-        special = body.add_special_tokens is not False
-        tokens = await text.encode(body.prompt or "", add_special_tokens=special)
-    return json_response(Tokens(tokens=tokens, count=len(tokens), max_model_len=card.max_model_len))
+    special = body.add_special_tokens is not False
+    return await text.encode(body.prompt or "", add_special_tokens=special)
 
 
 async def detokenize(front: Front, request: Request) -> Response:

@@ -16,7 +16,7 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from decodefleet.worker.kv.hashing import HASH_BYTES, split_hashes
-from decodefleet.worker.protocol import KvEvents
+from decodefleet.worker.protocol import KvEvents, Ready
 
 from ..tasks import end
 from .connection import Client, connect, hang_up
@@ -70,6 +70,17 @@ class DirectoryPublisher:
         self._absence_noted = False
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of_worker(cls, redis_url: str, ready: Ready) -> DirectoryPublisher:
+        """For a worker that is warm; says beside its blocks how prompts of its model are hashed."""
+        card = ready.card
+        about: dict[str, str | bytes | int] = {
+            "folder": card.folder,
+            "root": card.hash_root,
+            "block_size": card.block_size,
+        }
+        return cls(redis_url, card.name, ready.worker_id, ready.incarnation, about=about)
 
     @property
     def connected(self) -> bool:

@@ -51,7 +51,7 @@ class DirectoryReader:
     """refresh_s: how soon new workers and expired leases are noticed."""
 
     def __init__(self, redis_url: str, model: str, *, refresh_s: float = 1.0) -> None:
-        self.gaps = 0
+        self._gaps = 0
         self._url = redis_url
         self._keys = Keys(model)
         self._refresh_s = refresh_s
@@ -69,6 +69,11 @@ class DirectoryReader:
     def lag_s(self) -> float:
         """Age of the last delta when it was applied, by Redis' clock against ours."""
         return self._lag_s
+
+    @property
+    def gaps(self) -> int:
+        """How often deltas were missing, so that a worker's slots had to be read again."""
+        return self._gaps
 
     async def start(self, listener: DirectoryListener) -> None:
         """Begins to follow; returns at once, whether Redis is there or not."""
@@ -190,7 +195,7 @@ class DirectoryReader:
         if RELOAD in fields:
             return False
         if seq != follower.seq + 1:
-            self.gaps += 1
+            self._gaps += 1
             return False
         follower.seq = seq
         for mask, packed in delta_groups(fields).items():

@@ -41,6 +41,13 @@ class PrefixIndex:
         """Block hashes known, of all tiers."""
         return sum(len(tier.holders) for tier in self._tiers.values())
 
+    def counts(self) -> dict[WorkerKey, dict[Tier, int]]:
+        """Blocks per worker and tier, as the directory told."""
+        return {
+            worker: {tier: len(blocks.held.get(slot, ())) for tier, blocks in self._tiers.items()}
+            for slot, worker in self._slots.owners.items()
+        }
+
     def stored(self, worker: WorkerKey, hashes: Iterable[bytes], tier: Tier = "gpu") -> None:
         slot = self._slots.of(worker)
         self._tiers.setdefault(tier, TierMap(self._max_blocks)).add(slot, hashes)

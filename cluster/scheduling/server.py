@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -32,11 +33,13 @@ from decodefleet.worker.protocol import (
 )
 from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, bind, send
 
+from ..directory.holdings import Holdings
 from ..directory.listener import DirectoryListener
 from ..tasks import end
 from .config import SchedulingConfig
 from .fleet_metrics import FleetMetrics, OwnCounters
 from .history import History, Now
+from .inventory import inventory
 from .overview import overview
 from .scheduler import GlobalScheduler, Outgoing
 from .view import WorkerKey
@@ -58,6 +61,9 @@ class Directory(Protocol):
 
     @property
     def lag_s(self) -> float: ...
+
+    @property
+    def gaps(self) -> int: ...
 
     async def start(self, listener: DirectoryListener) -> None: ...
 
@@ -155,6 +161,14 @@ class SchedulerServer:
     def overview(self, since: float = 0.0) -> dict[str, Any]:
         """The fleet at a glance, and its past after this Unix time."""
         return overview(self.core, self._history, time.monotonic(), time.time(), since)
+
+    def directory(self, model: str | None = None, prompt: bytes | None = None) -> Holdings:
+        """Who holds what; see `inventory`."""
+        holdings = inventory(self.core, model, prompt, time.monotonic())
+        reader = self._directory
+        if reader is None:
+            return holdings
+        return msgspec.structs.replace(holdings, lag_s=reader.lag_s, gaps=reader.gaps)
 
     async def _run(self) -> None:
         readable = zmq.asyncio.Socket.from_socket(self._socket)

@@ -19,6 +19,7 @@ import uvicorn
 from decodefleet.cluster.api.app import build_app
 from decodefleet.cluster.api.settings import ApiSettings
 from decodefleet.cluster.config import ServeConfig
+from decodefleet.cluster.directory.holdings import Holdings
 from decodefleet.cluster.directory.publisher import DirectoryPublisher
 from decodefleet.cluster.directory.reader import DirectoryReader
 from decodefleet.cluster.observability.tracing import Tracing
@@ -109,7 +110,7 @@ class Stack:
         await self.scheduler.start()
 
         def make_publisher(ready: Ready) -> DirectoryPublisher:
-            return DirectoryPublisher(redis_url, MODEL, ready.worker_id, ready.incarnation)
+            return DirectoryPublisher.of_worker(redis_url, ready)
 
         self.supervisors = [
             Supervisor(
@@ -144,6 +145,9 @@ class Stack:
 
     async def placements(self, request_id: str | None) -> list[dict[str, Any]]:
         return self.scheduler.placements(request_id)
+
+    async def directory(self, model: str | None, prompt: bytes | None) -> Holdings:
+        return self.scheduler.directory(model, prompt)
 
     async def overview(self, since: float) -> dict[str, Any]:
         return self.scheduler.overview(since)

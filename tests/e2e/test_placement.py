@@ -15,6 +15,7 @@ import httpx
 import pytest
 import redis
 
+from decodefleet.cluster.directory.keys import PREFIX
 from decodefleet.cluster.embedded_redis import EmbeddedRedis
 from decodefleet.cluster.scheduling.server import SchedulerServer
 
@@ -76,7 +77,7 @@ def test_shared_prefix_goes_to_its_holder(http, stack, server):
     assert all(decision["hit_tokens"] >= PREFIX_TOKENS for decision in decisions[1:])
     # it is really in Redis, and came back from there
     client = redis.Redis.from_url(server.url)
-    keys = client.keys("decodefleet:tiny:blocks:*")
+    keys = client.keys(f"{PREFIX}tiny:blocks:*")
     client.close()
     assert len(keys) == 2
     assert len(stack.scheduler.core.index) > PREFIX_TOKENS // BLOCK

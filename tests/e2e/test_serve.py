@@ -19,6 +19,7 @@ import pytest
 import redis
 from served import Served, command_line, until
 
+from decodefleet.cluster.directory.keys import PREFIX
 from decodefleet.cluster.processes import port_is_free
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two three four five"}]}
@@ -125,8 +126,8 @@ def test_redis_holds_the_directory(served: Served) -> None:
     path = command_line(server).split("unixsocket:")[1].split()[0]
     chat(served, messages=[{"role": "user", "content": "a long prompt " * 40}], max_tokens=1)
     client = redis.Redis(unix_socket_path=path)
-    assert len(client.smembers("decodefleet:tiny:workers")) == 2
-    until(lambda: max(client.hlen(key) for key in client.scan_iter("decodefleet:tiny:blocks:*")) > 8)
+    assert len(client.smembers(f"{PREFIX}tiny:workers")) == 2
+    until(lambda: max(client.strlen(key) for key in client.scan_iter(f"{PREFIX}tiny:tiers:*")) > 8)
     client.close()
 
 

@@ -12,6 +12,7 @@ from decodefleet.cluster.api.app import build_app
 from decodefleet.cluster.api.openapi import document
 from decodefleet.cluster.api.schemas import UNSUPPORTED, ChatRequest, CompletionRequest
 from decodefleet.cluster.api.settings import ApiSettings
+from decodefleet.cluster.directory.holdings import Holdings
 from decodefleet.cluster.router import Router
 from decodefleet.worker.protocol import ModelCard
 
@@ -33,6 +34,9 @@ class NoFleet:
         raise AssertionError
 
     async def placements(self, request_id: str | None) -> list[dict[str, Any]]:
+        raise AssertionError
+
+    async def directory(self, model: str | None, prompt: bytes | None) -> Holdings:
         raise AssertionError
 
     async def overview(self, since: float) -> dict[str, Any]:
