@@ -17,6 +17,7 @@ from pathlib import Path
 STATUSES = (502, 503, 504)
 
 _ERROR_FILE = re.compile(r"^ *errorfile \d+ .*\n", re.MULTILINE)
+_BIND = re.compile(r"^frontend http_frontend\n *bind (\S+)", re.MULTILINE)
 _UNKNOWN_PATH = re.compile(r"^( *)http-request return status 404 .*Ping http.*$", re.MULTILINE)
 
 
@@ -30,8 +31,8 @@ def main(arguments: Sequence[str]) -> None:
         # a first start: a manager that replaces a killed one knows no router yet, but its predecessor did
         if not has_routers(text) and last.exists():
             text = last.read_text()
-        if predecessors := list(running(file)):
-            options += ["-sf", *(str(pid) for pid in predecessors)]
+        if orphans := list(orphans_at(frontends(text))):
+            options += ["-sf", *(str(pid) for pid in orphans)]
     if has_routers(text):
         last.write_text(text)
     file.write_text(text)
@@ -58,17 +59,27 @@ def has_routers(text: str) -> bool:
     return "use_backend" in text
 
 
-def running(config: Path) -> Iterator[int]:
-    """Processes that were started with this configuration: HAProxy's, of this manager or an earlier one."""
-    word = str(config).encode()
+def frontends(text: str) -> set[str]:
+    """Where a configuration listens for clients."""
+    return set(_BIND.findall(text))
+
+
+def orphans_at(addresses: set[str]) -> Iterator[int]:
+    """Those that listen at one of the addresses too and have no manager any more."""
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if "-dS" not in words or not words[0].endswith("haproxy"):
                 continue
-            if word in words and b"-db" in words and not words[0].endswith(b"python"):
-                yield int(entry.name)
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            managed = Path("/proc", parent, "cmdline").read_bytes().startswith(b"ray::")
+            config = Path(words[words.index("-f") + 1]).read_text()
+        except OSError:
+            continue
+        if not managed and addresses & frontends(config):
+            yield int(entry.name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""Parts of a cluster die under 40 streams: each stream's answer is as in peace, and all comes back.
+
+CI runs each scenario once; `make chaos` many times. CHAOS_SEED repeats a run, CHAOS_SCENARIO picks one,
+CHAOS_MODEL=real takes the real model instead of fake engines.
+"""
+
+from __future__ import annotations
+
+import pytest
+from chaos_cluster import Cluster, Scenario, disturb
+from chaos_report import REPEAT, SCENARIO, SEED, outcomes
+from chaos_scenarios import SCENARIOS
+
+STREAMS = 40
+WANTED = [scenario for scenario in SCENARIOS if SCENARIO in (None, "", scenario.name)]
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.mark.parametrize("repetition", range(REPEAT))
+@pytest.mark.parametrize("scenario", WANTED, ids=lambda scenario: scenario.name)
+def test_all_streams_end_as_in_peace(cluster: Cluster, scenario: Scenario, repetition: int) -> None:
+    outcome = disturb(cluster, scenario, SEED + repetition, STREAMS)
+    outcomes.append(outcome)
+    print(f"\n{outcome}", flush=True)
+    assert outcome.faults == []

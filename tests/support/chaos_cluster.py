@@ -1,0 +1,260 @@
+"""A served cluster under attack: what it runs, what must be equal, and whether all is as before.
+
+`Cluster` starts `decodefleet serve` with everything between its parts going through a `Wire`. `disturb` runs
+streams, strikes in their midst, and compares what clients got with what they get in peace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import redis
+from chaos_streams import Answer, Length, Request, Transcript, make_requests, run_streams
+from chaos_wire import HOST, Wire
+from prometheus_client.parser import text_string_to_metric_families
+from served import Served, command_line
+
+MODEL = "tiny"
+SETTLE_S = 90.0
+# a pause that a client may notice
+NOTICED_S = 0.25
+LASTING = ("rank", "supervisor", "scheduler", "router", "redis", "controller", "proxy", "proxy manager")
+GOES_ON = "goes on"
+BREAKS = "may break"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """strike: does the harm, in a thread; says what it did. Streams of what it kills may `break`, or none.
+
+    undo: brings back what does not come back by itself, after the streams.
+    """
+
+    name: str
+    strike: Callable[[Cluster, random.Random], str]
+    streams: str = GOES_ON
+    workers: int = 3
+
+
+@dataclass
+class Outcome:
+    """silences: of each stream that was held up, the longest pause, in seconds."""
+
+    scenario: str
+    struck: str
+    at_s: float
+    equal: int = 0
+    broken: int = 0
+    faults: list[str] = field(default_factory=list)
+    silences: list[float] = field(default_factory=list)
+    settled_s: float = 0.0
+
+    def __str__(self) -> str:
+        pauses = f"p50 {quantile(self.silences, 0.5):.2f} s, p99 {quantile(self.silences, 0.99):.2f} s"
+        return (
+            f"{self.scenario}: {self.struck} after {self.at_s:.2f} s; "
+            f"{self.equal} equal, {self.broken} broken, {len(self.silences)} held up ({pauses}); "
+            f"settled after {self.settled_s:.1f} s" + "".join(f"\n    FAULT {fault}" for fault in self.faults)
+        )
+
+
+class Cluster:
+    """`start` before use, `stop` after."""
+
+    def __init__(self, folder: Path, model: str, length: Length, *options: str, workers: int = 3) -> None:
+        self.options = (
+            model,
+            *("--served-model-name", MODEL, "--workers", str(workers), "--routers", "2"),
+            *("--advertise-host", HOST, "--drain-s", "2", *options),
+        )
+        self.served = Served(folder / "log", *self.options)
+        self.wire = Wire(self._talking)
+        self.workers = workers
+        self._length = length
+        self._peaceful: dict[int, tuple[list[Request], list[Answer]]] = {}
+        self._blocks = 0.0
+
+    def start(self) -> None:
+        self.wire.start()
+        self.served.wait_ready()
+        wait(lambda: not self.unsettled(), "the start")
+        self._blocks = fleet_metrics(self.served.url)["decodefleet_kv_blocks"]
+
+    def stop(self) -> int:
+        code = self.served.stop()
+        self.wire.stop()
+        return code
+
+    def of(self, role: str) -> list[psutil.Process]:
+        return self.served.census()[role]
+
+    def peaceful(self, seed: int, count: int) -> tuple[list[Request], list[Answer]]:
+        """Requests, and what they are answered when nothing is harmed."""
+        if seed not in self._peaceful:
+            requests = make_requests(seed, count, MODEL, self._length)
+            transcripts = asyncio.run(run_streams(self.served.url, requests))
+            self._peaceful[seed] = requests, [transcript.answer() for transcript in transcripts]
+        return self._peaceful[seed]
+
+    def unsettled(self) -> list[str]:
+        """What is not as at the start."""
+        try:
+            seen = fleet_metrics(self.served.url)
+        except httpx.HTTPError as error:
+            return [f"no metrics: {error!r}"]
+        wrong = [f"{name} {value:g}" for name, value in residue(seen).items()]
+        total, workers = seen["decodefleet_kv_blocks"], seen["decodefleet_workers"]
+        if workers != self.workers or (self._blocks and total != self._blocks):
+            wrong.append(f"{workers:g} workers with {total:g} blocks")
+        return wrong + self._unusual_processes() + self._unlisted_workers()
+
+    def _unusual_processes(self) -> list[str]:
+        census = self.served.census()
+        wanted = dict.fromkeys(LASTING, 1) | {"rank": self.workers, "supervisor": self.workers, "router": 2}
+        counts = {role: len(census[role]) for role in LASTING}
+        return [f"{counts[role]} of {role}" for role in LASTING if counts[role] != wanted[role]]
+
+    def _unlisted_workers(self) -> list[str]:
+        """Those that the directory does not know."""
+        servers = self.of("redis")
+        if not servers:
+            return ["no directory"]
+        path = command_line(servers[-1]).split("unixsocket:")[1].split()[0]
+        try:
+            with redis.Redis(unix_socket_path=path) as client:
+                listed = client.scard(f"decodefleet:{MODEL}:workers")
+        except redis.RedisError as error:
+            return [repr(error)]
+        return [] if listed >= self.workers else [f"{listed} workers in the directory"]
+
+    def _talking(self) -> Iterable[psutil.Process]:
+        try:
+            census = self.served.census()
+        except psutil.NoSuchProcess:
+            return []
+        return [*census["rank"], *census["scheduler"]]
+
+
+def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outcome:
+    """One scenario, once. Times and victims are the seed's."""
+    rng = random.Random(f"{scenario.name} {seed}")
+    requests, expected = cluster.peaceful(seed, count)
+    outcome = Outcome(scenario.name, "", rng.uniform(0.7, 1.5))
+    struck = 0.0
+
+    async def run() -> list[Transcript]:
+        nonlocal struck
+        streams = asyncio.create_task(run_streams(cluster.served.url, requests))
+        await asyncio.sleep(outcome.at_s)
+        struck = time.monotonic()
+        outcome.struck = await asyncio.to_thread(scenario.strike, cluster, rng)
+        return await asyncio.wait_for(streams, 240)
+
+    transcripts = asyncio.run(run())
+    ended = time.monotonic()
+    for transcript, answer in zip(transcripts, expected, strict=True):
+        _judge(transcript, answer, scenario, outcome)
+        outcome.silences += [pause for pause in [transcript.silence_after(struck)] if pause > NOTICED_S]
+    left = wait(lambda: not cluster.unsettled(), scenario.name, fails=False)
+    outcome.settled_s = time.monotonic() - ended
+    outcome.faults += [f"left over: {what}" for what in cluster.unsettled()] if left else []
+    _ask_again(cluster, requests[:6], expected, outcome)
+    return outcome
+
+
+def fleet_metrics(url: str) -> Counter[str]:
+    """Sums over labels; of workers only those that serve. Raises httpx.HTTPError."""
+    sums: Counter[str] = Counter()
+    answer = httpx.get(f"{url}/metrics", trust_env=False, timeout=10)
+    for family in text_string_to_metric_families(answer.raise_for_status().text):
+        for sample in family.samples:
+            if sample.labels.get("state", "serving") == "serving":
+                sums[sample.name] += sample.value
+    return sums
+
+
+def residue(seen: Counter[str]) -> dict[str, float]:
+    """What an idle fleet does not have."""
+    pools = ("kv_blocks", "kv_blocks_free", "kv_blocks_cached")
+    total, free, cached = (seen[f"decodefleet_{name}"] for name in pools)
+    idle = ("sequences_running", "sequences_waiting", "scheduler_reservations", "scheduler_queue_length")
+    left = {name: seen[f"decodefleet_{name}"] for name in idle} | {"blocks in use": total - free - cached}
+    return {name: value for name, value in left.items() if value}
+
+
+def wait(condition: Callable[[], bool], what: str, *, fails: bool = True) -> bool:
+    """Whether it did not come true in time; raises TimeoutError then if it `fails`."""
+    give_up = time.monotonic() + SETTLE_S
+    while not condition():
+        if time.monotonic() > give_up:
+            if fails:
+                raise TimeoutError(what)
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+
+
+def _judge(transcript: Transcript, expected: Answer, scenario: Scenario, outcome: Outcome) -> None:
+    number = transcript.request.number
+    try:
+        answer = transcript.answer()
+    except ValueError as error:
+        outcome.broken += 1
+        if scenario.streams == GOES_ON:
+            outcome.faults.append(f"stream {number}: {error}")
+        return
+    if answer == expected:
+        outcome.equal += 1
+    else:
+        outcome.faults.append(f"stream {number}: {difference(answer, expected)}")
+
+
+def _ask_again(cluster: Cluster, requests: list[Request], expected: list[Answer], outcome: Outcome) -> None:
+    for transcript in asyncio.run(run_streams(cluster.served.url, requests)):
+        try:
+            if transcript.answer() != expected[transcript.request.number]:
+                outcome.faults.append(f"afterwards, {transcript.request.number} is another text")
+        except ValueError as error:
+            outcome.faults.append(f"afterwards, {transcript.request.number}: {error}")
+
+
+def difference(answer: Answer, expected: Answer) -> str:
+    """The first thing that differs."""
+    for index, choice in expected.choices.items():
+        got = answer.choices.get(index)
+        if got is None:
+            return f"choice {index} is missing"
+        if got.text != choice.text:
+            same = next(
+                (i for i, (a, b) in enumerate(zip(got.text, choice.text, strict=False)) if a != b),
+                min(len(got.text), len(choice.text)),
+            )
+            there, wanted = got.text[same - 20 : same + 20], choice.text[same - 20 : same + 20]
+            return f"choice {index} differs from character {same} on: {there!r} for {wanted!r}"
+        if got != choice:
+            return f"choice {index} has the same text, but not the same {_other_field(got, choice)}"
+    return (
+        f"usage {answer.prompt_tokens}+{answer.completion_tokens} "
+        f"for {expected.prompt_tokens}+{expected.completion_tokens}"
+    )
+
+
+def _other_field(got: object, wanted: object) -> str:
+    names = vars(wanted)
+    return next(
+        f"{name}: {getattr(got, name)!r:.80} for {names[name]!r:.80}"
+        for name in names
+        if getattr(got, name) != names[name]
+    )

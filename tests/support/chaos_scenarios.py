@@ -1,0 +1,99 @@
+"""What is done to a cluster: one function per kind of death, and the table of scenarios."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+from chaos_cluster import BREAKS, Cluster, Scenario
+
+Strike = Callable[[Cluster, random.Random], str]
+
+# longer than a worker may be silent before it is taken for lost
+ABSENCE_S = 6.0
+
+
+def kill(*roles: str, count: int = 1) -> Strike:
+    """SIGKILL for `count` processes of each role, all at once."""
+
+    def strike(cluster: Cluster, rng: random.Random) -> str:
+        census = cluster.served.census()
+        victims = [process for role in roles for process in rng.sample(census[role], count)]
+        for victim in victims:
+            victim.kill()
+        return "killed " + ", ".join(str(victim.pid) for victim in victims)
+
+    return strike
+
+
+def freeze(role: str) -> Strike:
+    """SIGSTOP, and SIGCONT when everybody has given it up."""
+
+    def strike(cluster: Cluster, rng: random.Random) -> str:
+        victim = rng.choice(cluster.of(role))
+        victim.suspend()
+        time.sleep(ABSENCE_S)
+        victim.resume()
+        return f"froze {victim.pid} for {ABSENCE_S:g} s"
+
+    return strike
+
+
+def cut_off(cluster: Cluster, rng: random.Random) -> str:
+    """No byte to or from one worker for a while, and no reset."""
+    victim = rng.choice(cluster.of("rank"))
+    cluster.wire.cut(victim)
+    time.sleep(ABSENCE_S)
+    cluster.wire.heal(victim)
+    return f"cut off {victim.pid} for {ABSENCE_S:g} s"
+
+
+def terminate(role: str) -> Strike:
+    """SIGTERM, as an operator or a container runtime would."""
+
+    def strike(cluster: Cluster, rng: random.Random) -> str:
+        victim: psutil.Process = rng.choice(cluster.of(role))
+        victim.send_signal(signal.SIGTERM)
+        return f"terminated {victim.pid}"
+
+    return strike
+
+
+def one_after_another(*strikes: Strike) -> Strike:
+    def strike(cluster: Cluster, rng: random.Random) -> str:
+        done = []
+        for one in strikes:
+            done.append(one(cluster, rng))
+            time.sleep(rng.uniform(0.1, 0.6))
+        return ", then ".join(done)
+
+    return strike
+
+
+SCENARIOS = (
+    Scenario("worker", kill("rank")),
+    Scenario("two workers at once", kill("rank", count=2)),
+    Scenario("worker terminated", terminate("rank")),
+    Scenario("supervisor", kill("supervisor")),
+    Scenario("scheduler", kill("scheduler")),
+    Scenario("redis", kill("redis")),
+    Scenario("redis frozen", freeze("redis")),
+    Scenario("controller", kill("controller")),
+    Scenario("proxy manager", kill("proxy manager")),
+    Scenario("worker frozen", freeze("rank")),
+    Scenario("worker cut off", cut_off),
+    Scenario(
+        "worker, scheduler, redis and controller at once", kill("rank", "scheduler", "redis", "controller")
+    ),
+    Scenario(
+        "redis, scheduler, worker, controller one after another",
+        one_after_another(kill("redis"), kill("scheduler"), kill("rank"), kill("controller")),
+    ),
+    Scenario("router", kill("router"), streams=BREAKS),
+    Scenario("proxy", kill("proxy"), streams=BREAKS),
+    # the last: it starts all anew
+    Scenario("raylet", kill("raylet"), streams=BREAKS),
+)
