@@ -22,6 +22,8 @@ from chaos_wire import HOST, Wire
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, command_line
 
+from decodefleet.cluster.directory.keys import Keys
+
 MODEL = "tiny"
 SETTLE_S = 90.0
 # a pause that a client may notice
@@ -85,7 +87,8 @@ class Cluster:
     def start(self) -> None:
         self.wire.start()
         self.served.wait_ready()
-        wait(lambda: not self.unsettled(), "the start")
+        if wrong := wait_settled(self):
+            raise TimeoutError(f"after the start: {wrong}")
         self._blocks = fleet_metrics(self.served.url)["decodefleet_kv_blocks"]
 
     def stop(self) -> int:
@@ -130,7 +133,7 @@ class Cluster:
         path = command_line(servers[-1]).split("unixsocket:")[1].split()[0]
         try:
             with redis.Redis(unix_socket_path=path) as client:
-                listed = client.scard(f"decodefleet:{MODEL}:workers")
+                listed = client.scard(Keys(MODEL).workers)
         except redis.RedisError as error:
             return [repr(error)]
         return [] if listed >= self.workers else [f"{listed} workers in the directory"]
@@ -163,9 +166,8 @@ def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outc
     for transcript, answer in zip(transcripts, expected, strict=True):
         _judge(transcript, answer, scenario, outcome)
         outcome.silences += [pause for pause in [transcript.silence_after(struck)] if pause > NOTICED_S]
-    left = wait(lambda: not cluster.unsettled(), scenario.name, fails=False)
+    outcome.faults += [f"left over: {what}" for what in wait_settled(cluster)]
     outcome.settled_s = time.monotonic() - ended
-    outcome.faults += [f"left over: {what}" for what in cluster.unsettled()] if left else []
     _ask_again(cluster, requests[:6], expected, outcome)
     return outcome
 
@@ -190,16 +192,12 @@ def residue(seen: Counter[str]) -> dict[str, float]:
     return {name: value for name, value in left.items() if value}
 
 
-def wait(condition: Callable[[], bool], what: str, *, fails: bool = True) -> bool:
-    """Whether it did not come true in time; raises TimeoutError then if it `fails`."""
+def wait_settled(cluster: Cluster) -> list[str]:
+    """What is not as at the start after all patience; empty as soon as all is."""
     give_up = time.monotonic() + SETTLE_S
-    while not condition():
-        if time.monotonic() > give_up:
-            if fails:
-                raise TimeoutError(what)
-            return True
+    while (wrong := cluster.unsettled()) and time.monotonic() < give_up:
         time.sleep(0.1)
-    return False
+    return wrong
 
 
 def quantile(values: list[float], share: float) -> float:
