@@ -5,12 +5,15 @@ VENV ?= .venv
 ARGS ?=
 SEED := $(or $(SEED),$(shell date +%s))
 SOAK_EXAMPLES ?= 500
+REPEAT ?= 10
+SCENARIO ?=
+MODEL ?= fake
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench soak clean
+.PHONY: help serve test lint bench soak chaos clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +39,11 @@ soak: $(STAMP) ## 100,000 random operations on engines, then three minutes of a 
 	@echo 'SEED=$(SEED)'
 	SOAK_EXAMPLES=$(SOAK_EXAMPLES) $(BIN)/python -m pytest tests/worker/test_stress.py -s --hypothesis-seed=$(SEED)
 	$(BIN)/python tests/soak_live.py --seed $(SEED)
+
+chaos: $(STAMP) ## kill each part of a cluster under 40 streams, 10 times; REPEAT=3 SCENARIO="worker" MODEL=real SEED=...
+	@echo 'SEED=$(SEED)'
+	CHAOS_SEED=$(SEED) CHAOS_REPEAT=$(REPEAT) CHAOS_SCENARIO="$(SCENARIO)" CHAOS_MODEL=$(MODEL) \
+		$(BIN)/python -m pytest tests/chaos -s $(ARGS)
 
 clean: ## remove caches and build output; the environment stays
 	rm -rf build dist .pyroot/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,13 +71,22 @@ class Outcome:
 class Cluster:
     """`start` before use, `stop` after."""
 
-    def __init__(self, folder: Path, model: str, length: Length, *options: str, workers: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        length: Length,
+        *options: str,
+        workers: int = 3,
+        wired: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.options = (
             model,
             *("--served-model-name", MODEL, "--workers", str(workers), "--routers", "2"),
-            *("--advertise-host", HOST, "--drain-s", "2", *options),
+            *("--drain-s", "2", *(("--advertise-host", HOST) if wired else ()), *options),
         )
-        self.served = Served(folder / "log", *self.options)
+        self.served = Served(folder / "log", *self.options, env=env)
         self.wire = Wire(self._talking)
         self.workers = workers
         self._length = length
@@ -109,6 +118,10 @@ class Cluster:
 
     def unsettled(self) -> list[str]:
         """What is not as at the start."""
+        return self.unsettled_fleet() or self._unusual_processes() + self._unlisted_workers()
+
+    def unsettled_fleet(self) -> list[str]:
+        """The part of it that the fleet's metrics tell."""
         try:
             seen = fleet_metrics(self.served.url)
         except httpx.HTTPError as error:
@@ -117,7 +130,7 @@ class Cluster:
         total, workers = seen["decodefleet_kv_blocks"], seen["decodefleet_workers"]
         if workers != self.workers or (self._blocks and total != self._blocks):
             wrong.append(f"{workers:g} workers with {total:g} blocks")
-        return wrong + self._unusual_processes() + self._unlisted_workers()
+        return wrong
 
     def _unusual_processes(self) -> list[str]:
         census = self.served.census()
