@@ -30,6 +30,7 @@ from .observe import Observe
 from .openapi import body_of, document, responses
 from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, DirectoryRequest, TokenizeRequest
 from .settings import ApiSettings
+from .static_page import StaticPage
 from .tokens import detokenize, tokenize
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def build_app(
         redirect_slashes=False,
     )
     front = Front(router, settings, fleet)
+    app.include_router(_page())
     app.include_router(_public(front))
     app.include_router(_protected(front))
     for failure in (ApiError, InvalidRequest, DataplaneError, ChatTemplateError, ClientLeft, HTTPException):
@@ -63,6 +65,21 @@ def build_app(
     app.add_middleware(Observe, metrics=router.metrics, tracing=tracing, access_log=settings.access_log)
     app.openapi = lambda: document(app, router.models.values())  # type: ignore[method-assign]
     return app
+
+
+def _page() -> APIRouter:
+    routes = APIRouter(include_in_schema=False)
+    page = StaticPage()
+
+    @routes.get("/")
+    async def index(request: Request) -> Response:
+        return page.index(request)
+
+    @routes.get("/page/{name}")
+    async def file(request: Request, name: str) -> Response:
+        return page.file(request, name)
+
+    return routes
 
 
 def _public(front: Front) -> APIRouter:

@@ -1,0 +1,69 @@
+// What the page asks the server: JSON, and streams of server-sent events. The key lives here and nowhere else.
+
+let key = "";
+
+export const setKey = (value) => { key = value.trim(); };
+export const hasKey = () => key !== "";
+
+/** status: 0 where no answer came. */
+export class Failure extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export async function getJson(path, signal) {
+  const response = await ask(path, { signal });
+  return response.json();
+}
+
+/** The `data` of each event of a POST's answer, parsed; ends with [DONE]. Throws Failure for an error inside. */
+export async function* stream(path, body, signal) {
+  const response = await ask(path, {
+    method: "POST", signal, body: JSON.stringify(body), headers: { "content-type": "application/json" },
+  });
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    const parsed = JSON.parse(data);
+    if (parsed.error) throw new Failure(parsed.error.message, response.status);
+    yield parsed;
+  }
+}
+
+async function ask(path, options) {
+  const headers = { ...options.headers };
+  if (key) headers.authorization = `Bearer ${key}`;
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure("the server does not answer", 0);
+  }
+  if (!response.ok) throw new Failure(await reason(response), response.status);
+  return response;
+}
+
+async function reason(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `the server answered ${response.status}`;
+  }
+}
+
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split("\n").filter((line) => line.startsWith("data: "));
+      if (lines.length) yield lines.map((line) => line.slice(6)).join("\n");
+    }
+  }
+}

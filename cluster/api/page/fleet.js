@@ -1,0 +1,142 @@
+// The fleet view: polls the overview while the page is in sight and keeps the recent past.
+
+import { getJson } from "./api.js";
+import { LineChart, sparkline } from "./chart.js";
+import { byId, count, el, percent, seconds } from "./dom.js";
+import { showPlacements } from "./placements.js";
+import { showWorkers } from "./workers.js";
+
+const POLL_MS = 2000;
+const KEEP_S = 1860;
+const KEEP_PLACEMENTS = 20;
+
+const name = (placement) => `${placement.request_id} ${placement.attempt}`;
+const at = (list, number) => (list ? list[number] : null);
+const CHARTS = [
+  ["Time to first token", seconds, ["p50", "p95", "p99"].map((name, i) => ({ name, value: (p) => at(p.ttft_s, i) }))],
+  ["Between tokens", seconds, ["p50", "p95", "p99"].map((name, i) => ({ name, value: (p) => at(p.itl_s, i) }))],
+  ["Tokens per second", count, [
+    { name: "generated", value: (p) => p.generated_tokens }, { name: "prompt", value: (p) => p.prompt_tokens }]],
+  ["Sequences", count, [
+    { name: "running", value: (p) => p.running }, { name: "waiting", value: (p) => p.waiting },
+    { name: "queued", value: (p) => p.queued }]],
+];
+
+export class Fleet {
+  /** tell(state, words, notice): what the page's head shows. */
+  constructor(tell) {
+    this.tell = tell;
+    this.points = [];
+    this.placements = [];
+    this.epoch = null;
+    this.rates = new Map();
+    this.charts = CHARTS.map(([title, format, series]) => new LineChart(title, series, format));
+    byId("charts").append(...this.charts.map((chart) => chart.figure));
+    byId("range").addEventListener("change", () => this.drawCharts());
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.poll(); });
+  }
+
+  start() {
+    this.poll();
+  }
+
+  /** At once, whatever the timer says. */
+  async poll() {
+    clearTimeout(this.timer);
+    this.asking?.abort();
+    const asking = this.asking = new AbortController();
+    try {
+      const since = this.points.at(-1)?.at ?? 0;
+      const timeout = AbortSignal.timeout(10000);
+      this.take(await getJson(`debug/fleet?since=${since}`, AbortSignal.any([asking.signal, timeout])));
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      this.fail(error);
+    }
+    if (asking === this.asking && !document.hidden) this.timer = setTimeout(() => this.poll(), POLL_MS);
+  }
+
+  take(seen) {
+    if (seen.epoch !== this.epoch) {
+      this.epoch = seen.epoch;
+      this.rates.clear();
+    }
+    const last = this.points.at(-1)?.at ?? 0;
+    this.points.push(...seen.history.points.filter((point) => point.at > last));
+    this.points = this.points.filter((point) => point.at > seen.at - KEEP_S);
+    const known = new Set(this.placements.map(name));
+    this.placements.unshift(...seen.placements.filter((placement) => !known.has(name(placement))));
+    this.placements.length = Math.min(this.placements.length, KEEP_PLACEMENTS);
+    // a fleet that has just started has no quarter of an hour to show
+    if (this.now === undefined && seen.at - (this.points[0]?.at ?? seen.at) < 300) byId("range").value = "300";
+    this.now = seen.at;
+    byId("fleet").classList.remove("stale");
+    const rates = this.tokenRates(seen);
+    this.drawTiles(seen);
+    this.drawCharts();
+    // drawing anew would take away what somebody is marking to copy
+    if (getSelection().isCollapsed) {
+      showWorkers(seen, rates);
+      showPlacements(this.placements, seen.at);
+    }
+    const serving = seen.workers.filter((worker) => worker.state === "serving").length;
+    const models = seen.models.map((model) => model.name).join(", ") || "no model yet";
+    if (!serving) this.tell("bad", `${models}: no worker serves`, null);
+    else this.tell(serving < seen.workers.length ? "warn" : "good", `${models} · live`, null);
+  }
+
+  fail(error) {
+    byId("fleet").classList.add("stale");
+    if (error.status === 401) {
+      this.tell("warn", "needs an API key", "This server wants an API key: give one with the button above.");
+    } else {
+      const old = this.now ? ` What is shown is from ${new Date(this.now * 1000).toLocaleTimeString()}.` : "";
+      const what = error.name === "TimeoutError" ? "the server takes too long" : error.message;
+      this.tell("bad", "no answer", `Cannot read the fleet: ${what}.${old}`);
+    }
+  }
+
+  drawTiles(seen) {
+    const { workers, queue } = seen;
+    const sum = (value) => workers.reduce((total, worker) => total + value(worker), 0);
+    const recent = this.points.slice(-60);
+    const last = recent.at(-1);
+    const serving = workers.filter((worker) => worker.state === "serving").length;
+    const used = sum((worker) => worker.kv.used);
+    const total = sum((worker) => worker.kv.total);
+    const waiting = sum((worker) => worker.waiting);
+    const tiles = [
+      ["Workers serving", `${serving} of ${workers.length}`, `${seen.routers} ${seen.routers === 1 ? "router" : "routers"}`, (p) => p.workers],
+      ["Running", count(sum((worker) => worker.running)), `${count(seen.placed)} placed so far`, (p) => p.running],
+      ["Waiting", count(waiting + queue.length), queue.length ? `${queue.length} queued for ${seconds(queue.oldest_s)}` : "none queued", (p) => p.waiting + p.queued],
+      ["Tokens per second", count(last?.generated_tokens), last ? `${count(last.prompt_tokens)} of prompts` : "", (p) => p.generated_tokens],
+      ["KV cache in use", percent(total ? used / total : null), `${count(total)} blocks`, (p) => p.kv_usage],
+      ["Prefix hit rate", percent(last?.hit_rate), seen.prefix_index.directory_up ? `${count(seen.prefix_index.blocks)} blocks known` : "directory away", (p) => p.hit_rate],
+      ["First token, p95", seconds(at(last?.ttft_s, 1)), last?.ttft_s ? `p50 ${seconds(last.ttft_s[0])}` : "", (p) => at(p.ttft_s, 1)],
+      ["Between tokens, p95", seconds(at(last?.itl_s, 1)), last?.itl_s ? `p50 ${seconds(last.itl_s[0])}` : "", (p) => at(p.itl_s, 1)],
+    ];
+    byId("tiles").replaceChildren(...tiles.map(([name, value, more, history]) =>
+      el("div", { class: "tile" }, el("div", { class: "name" }, name), el("div", { class: "value" }, value),
+        el("div", { class: "more" }, more), sparkline(recent.map(history)))));
+  }
+
+  drawCharts() {
+    if (this.now === undefined) return;
+    const range = Number(byId("range").value);
+    for (const chart of this.charts) chart.update(this.points, this.now - range, this.now);
+  }
+
+  /** Tokens per second of each worker, from what it had generated at the poll before. */
+  tokenRates(seen) {
+    const rates = new Map();
+    for (const worker of seen.workers) {
+      const key = `${worker.id} ${worker.incarnation}`;
+      const before = this.rates.get(key);
+      if (before && seen.at > before.at) {
+        rates.set(worker.id, Math.max(0, worker.generated_tokens - before.tokens) / (seen.at - before.at));
+      }
+      this.rates.set(key, { at: seen.at, tokens: worker.generated_tokens });
+    }
+    return rates;
+  }
+}
