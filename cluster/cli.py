@@ -258,6 +258,22 @@ def directory(
         _console().print(*found.tables(), sep="\n")
 
 
+@app.command()
+def top(
+    url: Annotated[str, typer.Option(help="the server's address")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(help="where the server wants one", envvar="OPENAI_API_KEY")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="print it once")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="once, for programs")] = False,
+    interval: Annotated[float, typer.Option(help="seconds between looks", min=0.2)] = 2.0,
+) -> None:
+    """Show a running fleet: its workers, load and latencies, and why requests went where they went."""
+    from .fleet_top import top as show
+
+    show(url, api_key, _console(), once=once, as_json=json_, interval_s=interval)
+
+
 def _bench_serve(**flags: Any) -> None:
     """Load any OpenAI-compatible server and report what its clients feel.
 
@@ -352,11 +368,12 @@ def _explain(error: Exception) -> None:
     from .bench.options import BenchError
     from .config import ConfigError
     from .directory.survey import DirectoryUnavailable
+    from .fleet_top import FleetUnavailable
     from .simulate.options import SimulateError
     from .terminal import print_error
 
     console = _console(stderr=True)
-    ours = ConfigError | ModelError | BenchError | SimulateError | DirectoryUnavailable
+    ours = ConfigError | ModelError | BenchError | SimulateError | DirectoryUnavailable | FleetUnavailable
     if isinstance(error, ours | InvalidRequest | ChatTemplateError):
         print_error(console, str(error))
         return

@@ -1,0 +1,185 @@
+"""The fleet's overview as a terminal shows it, for `decodefleet top`. Reads plain data, asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK = 30
+PLACEMENTS = 8
+WIDE = 120
+STATES = {"serving": "green", "draining": "yellow"}
+TERMS = {"start": "start", "restore": "restore", "compute": "compute", "slowdown": "slow-down"}
+
+
+def fleet_view(
+    seen: dict[str, Any], rates: dict[str, float], width: int, placements: int = PLACEMENTS
+) -> RenderableType:
+    """seen: of `/debug/fleet`, the whole recent past in it. rates: tokens per second by worker.
+
+    width: of the terminal, in characters; a narrow one gets fewer columns rather than cut ones.
+    """
+    wide = width >= WIDE
+    return Group(
+        _head(seen), _numbers(seen), _workers(seen, rates, wide), _placements(seen, placements, wide)
+    )
+
+
+def spark(values: Sequence[float | None], width: int = SPARK) -> str:
+    """The last values as blocks, 0 to the highest of them; a gap is a blank."""
+    shown = values[-width:]
+    top = max((value for value in shown if value is not None), default=0.0)
+
+    def block(value: float | None) -> str:
+        if value is None:
+            return " "
+        return BLOCKS[min(len(BLOCKS) - 1, int(value / top * len(BLOCKS)))] if top > 0 else BLOCKS[0]
+
+    return "".join(map(block, shown))
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if value < 1e-6:
+        return "0"
+    if value < 1:
+        return f"{value * 1e3:.1f} ms" if value < 0.01 else f"{value * 1e3:.0f} ms"
+    return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+
+
+def _head(seen: dict[str, Any]) -> Text:
+    models = ", ".join(model["name"] for model in seen["models"]) or "no model yet"
+    serving = sum(worker["state"] == "serving" for worker in seen["workers"])
+    index, queue = seen["prefix_index"], seen["queue"]
+    routers = "1 router" if seen["routers"] == 1 else f"{seen['routers']} routers"
+    head = Text(models, style="bold")
+    head.append(f"  {serving} of {len(seen['workers'])} workers serve", "green" if serving else "bold red")
+    head.append(
+        f", {seen['routers']} router{'' if seen['routers'] == 1 else 's'}, policy {seen['policy']}, {seen['placed']} placed",
+        "dim",
+    )
+    if queue["length"]:
+        head.append(f", {queue['length']} queued for {seconds(queue['oldest_s'])}", "yellow")
+    if not index["directory_up"]:
+        head.append(", prefix directory away", "yellow")
+    for reason, count in seen["refused"].items():
+        head.append(f", {count} refused: {reason}", "red")
+    return head
+
+
+def _numbers(seen: dict[str, Any]) -> Table:
+    points = seen["history"]["points"]
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+
+    def add(name: str, key: str, form: Any, index: int | None = None) -> None:
+        values = [_pick(point[key], index) for point in points]
+        last = values[-1] if values else None
+        grid.add_row(Text(name, "dim"), "–" if last is None else form(last), Text(spark(values), "cyan"))
+
+    add("running", "running", "{:.0f}".format)
+    add("waiting", "waiting", "{:.0f}".format)
+    add("queued", "queued", "{:.0f}".format)
+    add("tokens/s", "generated_tokens", "{:.0f}".format)
+    add("KV in use", "kv_usage", "{:.0%}".format)
+    add("hit rate", "hit_rate", "{:.0%}".format)
+    add("first token p50", "ttft_s", seconds, 0)
+    add("first token p95", "ttft_s", seconds, 1)
+    add("between tokens p50", "itl_s", seconds, 0)
+    add("between tokens p95", "itl_s", seconds, 1)
+    return _beside(grid)
+
+
+def _beside(grid: Table) -> Table:
+    """The rows in two columns, so that they take half the lines."""
+    cells = [[*column.cells] for column in grid.columns]
+    half = (grid.row_count + 1) // 2
+    both = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for row in range(half):
+        other = row + half
+        right = [column[other] for column in cells] if other < grid.row_count else []
+        both.add_row(*(column[row] for column in cells), *right)
+    return both
+
+
+def _workers(seen: dict[str, Any], rates: dict[str, float], wide: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+    for name in ("worker", "state"):
+        table.add_column(name, no_wrap=True)
+    numbers = ("running", "waiting", "KV used", "cached", "tokens/s", "hits")
+    for name in (*numbers, "prefill", "below", "heard") if wide else numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in seen["workers"]:
+        kv = worker["kv"]
+        total = kv["total"] or 1
+        most = "" if worker["max_running"] is None else f"/{worker['max_running']}"
+        queried = worker["query_tokens"]
+        rate = rates.get(worker["id"])
+        cells: list[str | Text] = [
+            escape(worker["id"]),
+            Text(worker["state"], STATES.get(worker["state"], "bold red")),
+            f"{worker['running']}{most}",
+            str(worker["waiting"]),
+            f"{kv['used'] / total:.0%}",
+            f"{kv['cached'] / total:.0%}",
+            "–" if rate is None else f"{rate:.0f}",
+            f"{worker['hit_tokens'] / queried:.0%}" if queried else "–",
+        ]
+        if wide:
+            cells += [str(worker["prefill_tokens"]), _tiers(worker["tiers"]), seconds(worker["heard_s"])]
+        table.add_row(*cells)
+    return table
+
+
+def _tiers(tiers: dict[str, Any]) -> str:
+    told = [
+        f"{name} {tier['used'] / tier['total']:.0%}" if tier["total"] else f"{name} off"
+        for name, tier in tiers.items()
+    ]
+    return ", ".join(told) or "–"
+
+
+def _placements(seen: dict[str, Any], count: int, wide: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+    for name in ("prompt", "cached", "waited"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    table.add_column("placed on", no_wrap=True, min_width=9)
+    table.add_column("why", no_wrap=True, overflow="ellipsis")
+    if wide:
+        table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=20)
+    for placement in seen["placements"][:count]:
+        cells: list[str | Text] = [
+            str(placement["prompt_tokens"]),
+            str(placement["hit_tokens"]),
+            seconds(placement["waited_s"]),
+            escape(placement["worker_id"] or "–"),
+            _why(placement),
+        ]
+        table.add_row(*cells, *([Text(placement["request_id"], "dim")] if wide else []))
+    return table
+
+
+def _why(placement: dict[str, Any]) -> Text:
+    """The terms of the chosen worker's cost, and what the next best would have cost."""
+    if placement["refused"] is not None:
+        return Text(f"refused: {placement['refused']}", "red")
+    chosen, *others = placement["considered"] or [None]
+    if chosen is None:
+        return Text("")
+    cost = chosen["cost_s"]
+    terms = [f"{word} {seconds(cost[term])}" for term, word in TERMS.items() if cost.get(term)]
+    why = Text(f"{seconds(cost['total'])} = " + " + ".join(terms))
+    if others:
+        why.append(f"; {others[0]['worker_id']} {seconds(others[0]['cost_s']['total'])}", "dim")
+    return why
+
+
+def _pick(value: Any, index: int | None) -> Any:
+    return value if index is None or value is None else value[index]

@@ -1,0 +1,100 @@
+"""What the terminal shows of an overview that the scheduler's own code makes."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from decodefleet.cluster.fleet_top import Rates
+from decodefleet.cluster.fleet_view import BLOCKS, fleet_view, seconds, spark
+from decodefleet.cluster.scheduling.history import History, Now
+from decodefleet.cluster.scheduling.overview import overview
+from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
+from decodefleet.worker.protocol import ModelCard, Place, Register, RouterCounts, TierStats, WorkerStats
+
+CARD = ModelCard(
+    name="m",
+    folder="",
+    max_model_len=4096,
+    vocab_size=50,
+    block_size=16,
+    hash_root=b"r" * 16,
+    kv_bytes_per_token=1,
+)
+
+
+def make_overview(workers: int = 2) -> dict:
+    core, history = GlobalScheduler(1), History()
+    stats = WorkerStats(
+        total_blocks=1000,
+        free_blocks=300,
+        cached_blocks=500,
+        running=3,
+        max_running=8,
+        prefix_query_tokens=100,
+        prefix_hit_tokens=25,
+        generated_tokens=500,
+        tiers={"cpu": TierStats(total_blocks=10, used_blocks=5), "nvme": TierStats()},
+    )
+    for number in range(workers):
+        name = f"worker-{number}"
+        core.register(Register(worker_id=name, incarnation="i", endpoint="e", card=CARD, stats=stats), 0.0)
+    core.hello("router", 0.0)
+    for name, model in (("cmpl-a", "m"), ("cmpl-b", "nobody's")):
+        core.place(Place(request_id=name, model=model, prompt_tokens=64, max_new_tokens=8), "router", 0.5)
+    counts = RouterCounts(ttft=(0,) * 14, itl=(0,) * 13)
+    history.note(0.0, 0.0, Now({}, {"router": counts}, 0))
+    later = RouterCounts(ttft=(0, 4, *(0,) * 12), itl=(0, 9, *(0,) * 11))
+    history.note(5.0, 5.0, Now({}, {"router": later}, 0))
+    return overview(core, history, 1.0, 1000.0, 0.0)
+
+
+def shown(width: int, seen: dict) -> str:
+    console = Console(width=width, record=True, file=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(fleet_view(seen, {"worker-0": 123.4}, width))
+    return captured.get()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_workers_numbers_and_reasons_are_shown(width: int) -> None:
+    text = shown(width, make_overview())
+    for told in ("2 of 2 workers serve", "3/8", "20%", "50%", "25%", "123", "refused: unknown_model"):
+        assert told in text
+    assert "compute" in text
+    assert ("cpu 50%, nvme off" in text) == (width == 160)
+    assert ("cmpl-a" in text) == (width == 160)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "…" not in text.split("why")[0]
+
+
+def test_an_empty_fleet_can_be_shown() -> None:
+    seen = overview(GlobalScheduler(1), History(), 1.0, 1000.0, 0.0)
+    text = shown(80, seen)
+    assert "no model yet" in text
+    assert "0 of 0 workers serve" in text
+
+
+def test_sparks() -> None:
+    assert spark([0.0, 1.0, 2.0, 4.0]) == BLOCKS[0] + BLOCKS[2] + BLOCKS[4] + BLOCKS[7]
+    assert spark([None, 0.0]) == " " + BLOCKS[0]
+    assert spark([]) == ""
+    assert len(spark([1.0] * 100, width=10)) == 10
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0"), (0.0021, "2.1 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (75.0, "75 s")],
+)
+def test_times(value: float | None, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_rates_are_of_one_life_of_a_worker() -> None:
+    rates, seen = Rates(), make_overview(1)
+    assert rates.of(seen) == {}
+    worker = seen["workers"][0]
+    later = {**seen, "at": seen["at"] + 2.0, "workers": [{**worker, "generated_tokens": 700}]}
+    assert rates.of(later) == {"worker-0": 100.0}
+    reborn = {**later, "at": seen["at"] + 4.0, "workers": [{**worker, "incarnation": "two"}]}
+    assert rates.of(reborn) == {}
