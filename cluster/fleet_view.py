@@ -62,10 +62,7 @@ def _head(seen: dict[str, Any]) -> Text:
     routers = "1 router" if seen["routers"] == 1 else f"{seen['routers']} routers"
     head = Text(models, style="bold")
     head.append(f"  {serving} of {len(seen['workers'])} workers serve", "green" if serving else "bold red")
-    head.append(
-        f", {seen['routers']} router{'' if seen['routers'] == 1 else 's'}, policy {seen['policy']}, {seen['placed']} placed",
-        "dim",
-    )
+    head.append(f", {routers}, policy {seen['policy']}, {seen['placed']} placed", "dim")
     if queue["length"]:
         head.append(f", {queue['length']} queued for {seconds(queue['oldest_s'])}", "yellow")
     if not index["directory_up"]:

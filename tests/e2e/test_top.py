@@ -50,7 +50,7 @@ def test_what_cannot_be_asked_is_one_red_line(
         status, _, err = run("--url", url, "--once")
         assert status == 1
         assert reason in " ".join(err.split())
-        assert "bug" not in err
+        assert "This is a bug" not in err
     status, out, _ = run("--url", keyed.url, "--once", "--api-key", "right")
     assert (status, "no model yet" in out) == (0, True)
 
