@@ -123,8 +123,9 @@ class Attempt:
                 deltas = await self._stream.take()
         except TimeoutError:
             # it may yet begin: it is told not to
-            self._stream.close()
-            raise WorkerLost(f"worker {self.worker_id} took the request and said no more") from None
+            lost = WorkerLost(f"worker {self.worker_id} took the request and said no more")
+            self._stream.abandon(lost)
+            raise lost from None
         self.progress = True
         self._scheduler.started(self._request.request_id, self.number)
         return deltas

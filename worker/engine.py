@@ -271,6 +271,7 @@ class Engine:
             running=len(batcher.running),
             waiting=len(batcher.waiting),
             max_running=self._config.batch.max_num_seqs,
+            max_step_tokens=self._config.batch.max_num_batched_tokens,
             waiting_prefill_tokens=sum(seq.remaining for seq in live if not seq.decoding),
             running_kv_tokens=sum(self._runner.groups.tokens_read(seq.computed) for seq in batcher.running),
             total_blocks=pool.total,

@@ -309,6 +309,7 @@ class FakeEngine:
             free_blocks=self._pool.free,
             cached_blocks=self._pool.cached,
             max_running=self._batch.max_num_seqs,
+            max_step_tokens=self._batch.max_num_batched_tokens,
             steps=self._steps,
             step_time=self._step_time(),
             prompt_tokens=self._prompt_tokens,

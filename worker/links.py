@@ -1,4 +1,4 @@
-"""The worker's I/O thread: it owns every socket, and goes on while an engine step runs.
+"""The worker's I/O thread: it drives every socket, and goes on while an engine step runs.
 
 Frames from routers and the supervisor become events in the engine thread's inbox; what the engine thread
 hands over is sent without ever blocking. A router that is gone or does not drain is reported as an event,
@@ -25,21 +25,19 @@ import zmq
 from .config import WorkerConfig
 from .kv_journal import KvJournal
 from .protocol import (
-    Abort,
     Attach,
     Drain,
     Heartbeat,
     ModelCard,
+    Pulse,
     Ready,
     Register,
     Shutdown,
-    StepOutput,
-    Submit,
-    TokenDelta,
     WorkerStats,
 )
+from .router_links import FromRouter, RouterGone, RouterLinks
 from .scheduler_link import SchedulerLink
-from .transport import PEER_QUEUE, Codec, PeerUnreachable, ProtocolError, Security, bind, connect, send
+from .transport import PEER_QUEUE, Codec, PeerUnreachable, ProtocolError, Security, connect, send
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +46,6 @@ FAREWELL_S = 1.0
 COMPLAIN_EVERY_S = 10.0
 # no peer of a ROUTER socket has an empty identity
 SUPERVISOR = b""
-NOT_TAKEN = "the router did not take the tokens in time"
-
-
-@dataclass(frozen=True, slots=True)
-class FromRouter:
-    owner: bytes
-    message: Submit | Abort
-
-
-@dataclass(frozen=True, slots=True)
-class RouterGone:
-    """Nothing can be sent to this router; `full` if it is there but does not drain."""
-
-    owner: bytes
-    full: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +74,16 @@ class Links:
         self._security = security
         self._journal = journal
         self._context: zmq.Context[Any] = zmq.Context()
-        self._routers, bound = bind(self._context, zmq.ROUTER, config.bind, security)
-        self.endpoint = _advertised(bound, config.advertise_host)
+        pulse = Pulse(worker_id=config.worker_id, incarnation=incarnation)
+        self._routers = RouterLinks(self._context, config.bind, security, pulse, self.inbox.put)
+        self.endpoint = _advertised(self._routers.endpoint, config.advertise_host)
         self._supervisor = (
             connect(self._context, config.supervisor, security, config.worker_id)
             if config.supervisor is not None
             else None
         )
-        self._from_router: Codec[Submit | Abort] = Codec(Submit | Abort)
         self._from_supervisor: Codec[Attach | Drain | Shutdown] = Codec(Attach | Drain | Shutdown)
         self._outbox: deque[tuple[bytes, msgspec.Struct | None, bool]] = deque()
-        # what a router must still be told once it drains: the ends of its streams
-        self._owed: dict[bytes, deque[bytes]] = {}
-        # a router that missed a frame gets no later one of the same streams: nothing until it is forgiven
-        self._unreachable: set[bytes] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._scheduler: SchedulerLink | None = None
         self._attach: Attach | None = None
@@ -167,7 +146,7 @@ class Links:
         while True:
             self._wait(next_beat)
             now = time.monotonic()
-            self._receive(self._routers, self._on_router)
+            self._receive(self._routers.socket, self._routers.receive)
             self._receive(self._supervisor, self._on_supervisor)
             if self._scheduler is not None:
                 self._receive(self._scheduler.socket, self._on_scheduler)
@@ -184,7 +163,7 @@ class Links:
     def _wait(self, next_beat: float) -> None:
         poller = zmq.Poller()
         scheduler = self._scheduler.socket if self._scheduler is not None else None
-        for source in (self._routers, self._supervisor, scheduler, self._wake):
+        for source in (self._routers.socket, self._supervisor, scheduler, self._wake):
             if source is not None:
                 poller.register(source, zmq.POLLIN)
         limit = max(0.0, next_beat - time.monotonic())
@@ -207,13 +186,6 @@ class Links:
                 handle(frames)
             except ProtocolError as error:
                 self._complain(error)
-
-    def _on_router(self, frames: list[bytes]) -> None:
-        if len(frames) != 2:
-            raise ProtocolError(f"{len(frames)} frames instead of 2")
-        owner, frame = frames
-        message = self._from_router.decode(frame)
-        self.inbox.put(FromRouter(owner, message))
 
     def _on_supervisor(self, frames: list[bytes]) -> None:
         message = self._from_supervisor.decode(frames[-1])
@@ -238,8 +210,7 @@ class Links:
             self._scheduler.beat(self._stats(), now)
 
     def _beat(self, now: float) -> None:
-        for owner in list(self._owed):
-            self._pay(owner)
+        self._routers.beat(now)
         if self._scheduler is None or self._stats is None:
             return
         stats = self._stats()
@@ -254,57 +225,11 @@ class Links:
         while self._outbox:
             owner, message, must = self._outbox.popleft()
             if message is None:
-                self._unreachable.discard(owner)
+                self._routers.forgive(owner)
             elif owner == SUPERVISOR:
                 self._send_supervisor(message)
-            elif must:
-                self._owe(owner, message)
             else:
-                self._send_router(owner, message)
-
-    def _send_router(self, owner: bytes, message: msgspec.Struct) -> None:
-        if owner not in self._unreachable:
-            try:
-                send(self._routers, owner, self._from_router.encode(message))
-                return
-            except PeerUnreachable as error:
-                self._unreachable.add(owner)
-                log.warning("router %s: %s; its sequences end", owner.decode(errors="replace"), error)
-                self.inbox.put(RouterGone(owner, error.full))
-        if isinstance(message, StepOutput):
-            self._owe_ends(owner, message)
-
-    def _owe_ends(self, owner: bytes, lost: StepOutput) -> None:
-        """The engine knows sequences that ended in a lost message no more: their end is told from here."""
-        ends = tuple(
-            TokenDelta(
-                request_id=delta.request_id,
-                attempt=delta.attempt,
-                index=delta.index,
-                finish_reason="error",
-                error=NOT_TAKEN,
-            )
-            for delta in lost.deltas
-            if delta.finish_reason is not None
-        )
-        if ends:
-            self._owe(owner, msgspec.structs.replace(lost, deltas=ends))
-
-    def _owe(self, owner: bytes, message: msgspec.Struct) -> None:
-        owed = self._owed.setdefault(owner, deque(maxlen=PEER_QUEUE))
-        owed.append(self._from_router.encode(message))
-        self._pay(owner)
-
-    def _pay(self, owner: bytes) -> None:
-        owed = self._owed[owner]
-        try:
-            while owed:
-                send(self._routers, owner, owed[0])
-                owed.popleft()
-        except PeerUnreachable as error:
-            if error.full:
-                return
-        del self._owed[owner]
+                self._routers.send(owner, message, must=must)
 
     def _send_supervisor(self, message: msgspec.Struct) -> bool:
         try:
@@ -331,9 +256,9 @@ class Links:
     def _hang_up(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()
-        for socket in (self._routers, self._supervisor):
-            if socket is not None:
-                socket.close(linger=int(1000 * FAREWELL_S))
+        self._routers.close(int(1000 * FAREWELL_S))
+        if self._supervisor is not None:
+            self._supervisor.close(linger=int(1000 * FAREWELL_S))
         self._context.term()
 
 

@@ -5,7 +5,7 @@ skip what they don't know, so that the two versions of a rolling upgrade underst
 travel is `transport.py`'s business.
 
     router    -> worker      Submit, Abort
-    worker    -> router      StepOutput, Rejected
+    worker    -> router      StepOutput, Rejected, Pulse
     router    -> scheduler   Hello, Place, Started, Release, RouterReport
     scheduler -> router      Welcome, Placement, Refusal
     worker    -> scheduler   Register, Heartbeat
@@ -183,6 +183,13 @@ class Rejected(Message, frozen=True, kw_only=True, omit_defaults=True):
     field: str | None = None
 
 
+class Pulse(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Once a second to each router that has sent something: whoever misses it holds the other to be gone."""
+
+    worker_id: str
+    incarnation: str
+
+
 class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
     """First frame of a router; answered by Welcome, as is every change of the models served."""
 
@@ -190,12 +197,39 @@ class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
     version: int = PROTOCOL_VERSION
 
 
+class WorkerBrief(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a router must know of a worker to place without a scheduler. sequences: running or waiting."""
+
+    worker_id: str
+    incarnation: str
+    endpoint: str
+    model: str
+    sequences: int = 0
+    max_running: int | None = None
+
+
+FenceReason = Literal["silent", "stalled", "superseded"]
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """One life of a worker that the scheduler has given up, for now or for good."""
+
+    worker_id: str
+    incarnation: str
+    reason: FenceReason
+
+
 class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """epoch: grows with every scheduler. ready: names of models of which some worker can generate."""
+    """epoch: grows with every scheduler. ready: names of models of which some worker can generate.
+
+    workers: those that take requests. fenced: workers whose streams must go on elsewhere.
+    """
 
     epoch: int
     models: tuple[ModelCard, ...]
     ready: tuple[str, ...] = ()
+    workers: tuple[WorkerBrief, ...] = ()
+    fenced: tuple[Fenced, ...] = ()
 
 
 class Place(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -376,7 +410,7 @@ class Failed(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 ToWorker = Submit | Abort | Attach | Drain | Shutdown
-ToRouter = StepOutput | Rejected | Welcome | Placement | Refusal
+ToRouter = StepOutput | Rejected | Pulse | Welcome | Placement | Refusal
 ToScheduler = Hello | Place | Started | Release | RouterReport | Register | Heartbeat
 FromScheduler = Acknowledge | Welcome | Placement | Refusal
 ToSupervisor = Loading | Ready | Heartbeat | KvEvents | SchedulerLost | Failed

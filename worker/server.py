@@ -19,7 +19,7 @@ import msgspec
 from .config import WorkerConfig
 from .engine_api import EngineFactory, EngineLike, RankLost, Refused
 from .kv_journal import KvJournal
-from .links import NOT_TAKEN, EpochSeen, Event, FromRouter, Links, RankGone, RouterGone
+from .links import EpochSeen, Event, Links, RankGone
 from .protocol import (
     Abort,
     Drain,
@@ -34,6 +34,7 @@ from .protocol import (
     WorkerStats,
 )
 from .request_table import Entry, RequestTable, error_deltas, reject
+from .router_links import NOT_TAKEN, FromRouter, RouterGone
 from .sampling_params import InvalidRequest
 from .transport import Security
 

@@ -11,6 +11,9 @@ import msgspec
 
 Tier = Literal["gpu", "cpu", "nvme"]
 
+# a step that takes this many times its prediction is a hang and not a long prefill
+HANG_FACTOR = 20.0
+
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted seconds of one engine step: base + prefill·tokens + kv_read·tokens + sequence·decodes."""
@@ -56,6 +59,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     running_kv_tokens: tokens in the KV cache of running sequences.
     free_blocks, cached_blocks: never used or forgotten; evictable but findable. Both can be allocated.
     max_running: most sequences it runs at once; None where nothing but memory limits it.
+    max_step_tokens: most tokens that one step computes; None where it is not known.
     steps: engine steps finished; with `busy_for_s` (age in s of the step under way, None between steps) it
         tells a hang from a long prefill.
     restoring: sequences among `running` that wait for KV blocks from a lower tier.
@@ -89,6 +93,19 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tiers: dict[Tier, TierStats] = {}
     lost_blocks: int = 0
     tier_stall_s: float = 0.0
+    max_step_tokens: int | None = None
+
+    def overdue(self, least_s: float) -> bool:
+        """Whether the step under way takes so much longer than it should that the engine must hang: longer
+        than `least_s`, and many times what was predicted of the largest step there can be."""
+        if self.busy_for_s is None or self.busy_for_s <= least_s:
+            return False
+        prefill = self.waiting_prefill_tokens
+        if self.max_step_tokens is not None:
+            prefill = min(prefill, self.max_step_tokens)
+        step = self.step_time
+        predicted = 1.0 if step is None else step.seconds(prefill, self.running_kv_tokens, self.running)
+        return self.busy_for_s > HANG_FACTOR * predicted
 
 
 class RouterCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,8 +19,9 @@ from .protocol import PROTOCOL_VERSION
 
 PEER_QUEUE = 4096
 MAX_FRAME_BYTES = 64 << 20
-HEARTBEAT_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 5000
+# a peer that is frozen or cut off counts as gone after the timeout, though no connection was reset
+HEARTBEAT_MS = 500
+HEARTBEAT_TIMEOUT_MS = 2500
 
 T = TypeVar("T")
 

@@ -25,7 +25,10 @@ MAX_BUFFERED = 4096
 
 
 class TokenStream:
-    """One attempt of one request at one worker; `close` gives up what has not ended."""
+    """One attempt of one request at one worker; `close` gives up what has not ended.
+
+    silent_for: how often `Worker.sweep` has looked since something came; None before the first token.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class TokenStream:
         self._send_abort = send_abort
         self._on_close = on_close
         self._closed = False
+        self.silent_for: int | None = None
 
     async def take(self) -> list[TokenDelta]:
         """All deltas that are there, at least one. Raises DataplaneError when no more can come."""
@@ -71,11 +75,9 @@ class TokenStream:
         if delta.index not in self._live or self._error is not None:
             return
         if len(self._deltas) >= self._limit:
-            self.fail(ConsumerTooSlow("tokens were not taken in time"))
-            # at once: the consumer may be stuck for as long as its client is
-            self._live.clear()
-            self._send_abort(None)
+            self.abandon(ConsumerTooSlow("tokens were not taken in time"))
             return
+        self.silent_for = 0
         if delta.finish_reason is not None:
             self._live.discard(delta.index)
         if delta.finish_reason in ("error", "abort"):
@@ -83,6 +85,12 @@ class TokenStream:
             return
         self._deltas.append(delta)
         self._news.set()
+
+    def abandon(self, error: DataplaneError) -> None:
+        """End the stream here and at the worker, at once: its consumer may be stuck for long."""
+        self.fail(error)
+        self._live.clear()
+        self._send_abort(None)
 
     def fail(self, error: DataplaneError) -> None:
         """Ends the stream after what is buffered; the first error counts."""

@@ -1,17 +1,30 @@
 """Connections to workers, one per endpoint, made when first needed and closed when idle.
 
-Sorts incoming tokens into the streams that wait for them. A connection that is lost ends its own streams
-with a typed error and nobody else's.
+Sorts incoming tokens into the streams that wait for them. A worker that is lost, by whatever sign, ends its
+own streams with a typed error and nobody else's: its connection was reset, it fell silent, or the scheduler
+has fenced it. Its sequences are told to stop, should it still be there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterable
+from itertools import count
 
 import zmq.asyncio
 
-from decodefleet.worker.protocol import Abort, Placement, Rejected, StepOutput, Submit, ToRouter
+from decodefleet.worker.protocol import (
+    Abort,
+    Fenced,
+    Placement,
+    Pulse,
+    Rejected,
+    StepOutput,
+    Submit,
+    ToRouter,
+)
 from decodefleet.worker.transport import Codec, PeerUnreachable, Security
 
 from .connection import Connection
@@ -22,16 +35,28 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
 FAREWELL_MS = 500
+SWEEP_S = 0.5
+# a worker sends something every second at least
+SILENCE_S = 3.0
+# of one stream, while its worker lives: a safety net, since neither has a reason to be quiet for so long
+STREAM_SILENCE_S = 120.0
+# a loop that was held up this long must hear its peers before it calls anybody silent
+HELD_UP_S = 1.0
 
 Key = tuple[str, int]
 
 
 class _Worker:
-    """One worker as one incarnation of it at one endpoint."""
+    """One worker as one incarnation of it at one endpoint. heard: when, on the loop's clock."""
 
-    def __init__(self, owner: WorkerClients, placement: Placement) -> None:
+    def __init__(self, owner: WorkerClients, placement: Placement, identity: str, now: float) -> None:
         self.worker_id = placement.worker_id
+        self.incarnation = placement.incarnation
         self.endpoint = placement.endpoint
+        self.heard = now
+        # workers of older versions send none, and may be silent for as long as a prefill takes
+        self.pulses = False
+        self._news = False
         self.streams: dict[Key, TokenStream] = {}
         self.idle: asyncio.TimerHandle | None = None
         self._owner = owner
@@ -39,19 +64,37 @@ class _Worker:
             owner.context,
             placement.endpoint,
             owner.security,
-            owner.router_id,
+            identity,
             owner.codec,
             self._on_message,
             self.lose,
         )
 
     def lose(self, reason: str) -> None:
+        """All its streams end here, and there too if it hears of it."""
         self._owner.forget(self)
-        self.connection.close()
+        for request_id, attempt in self.streams:
+            with contextlib.suppress(PeerUnreachable):
+                self.connection.send(Abort(request_id=request_id, attempt=attempt))
+        self.connection.close(FAREWELL_MS)
         for stream in list(self.streams.values()):
             stream.fail(WorkerLost(f"worker {self.worker_id}: {reason}"))
 
+    def sweep(self, now: float, *, held_up: bool) -> None:
+        """Look who has been silent for too long."""
+        if self._news or held_up or not self.streams:
+            self.heard, self._news = now, False
+        if self.pulses and now - self.heard > SILENCE_S:
+            self.lose("silent")
+            return
+        for stream in list(self.streams.values()):
+            if stream.silent_for is not None:
+                stream.silent_for += 1
+                if stream.silent_for * SWEEP_S > STREAM_SILENCE_S:
+                    stream.abandon(WorkerLost(f"worker {self.worker_id} sent no more of the stream"))
+
     def _on_message(self, message: ToRouter) -> None:
+        self._news = True
         if isinstance(message, StepOutput):
             for delta in message.deltas:
                 stream = self.streams.get((delta.request_id, delta.attempt))
@@ -61,6 +104,8 @@ class _Worker:
             stream = self.streams.get((message.request_id, message.attempt))
             if stream is not None:
                 stream.fail(WorkerRejected(message))
+        elif isinstance(message, Pulse):
+            self.pulses = True
 
 
 class WorkerClients:
@@ -72,6 +117,10 @@ class WorkerClients:
         self.security = security
         self.codec: Codec[ToRouter] = Codec(ToRouter)
         self._workers: dict[str, _Worker] = {}
+        # each connection has a name of its own: what a worker holds for one is never sent to the next
+        self._numbers = count(1)
+        self._swept = 0.0
+        self._sweeper: asyncio.TimerHandle | None = None
 
     @property
     def connected(self) -> int:
@@ -80,12 +129,7 @@ class WorkerClients:
 
     def submit(self, placement: Placement, submit: Submit) -> TokenStream:
         """Start a request at the worker that was chosen. Raises WorkerLost where nothing can be sent."""
-        worker = self._workers.get(placement.endpoint)
-        if worker is None:
-            worker = self._workers[placement.endpoint] = _Worker(self, placement)
-        if worker.idle is not None:
-            worker.idle.cancel()
-            worker.idle = None
+        worker = self._worker(placement)
         key = (submit.request_id, submit.attempt)
 
         def send_abort(index: int | None) -> None:
@@ -100,17 +144,54 @@ class WorkerClients:
             raise WorkerLost(f"worker {worker.worker_id}: {error}") from None
         return stream
 
+    def fence(self, fenced: Iterable[Fenced]) -> None:
+        """What the scheduler has given up: streams there end now."""
+        reasons = {(each.worker_id, each.incarnation): each.reason for each in fenced}
+        for worker in list(self._workers.values()):
+            reason = reasons.get((worker.worker_id, worker.incarnation))
+            if reason is not None:
+                worker.lose(f"fenced as {reason}")
+
     def forget(self, worker: _Worker) -> None:
         if self._workers.get(worker.endpoint) is worker:
             del self._workers[worker.endpoint]
 
     def close(self) -> None:
         """Ends all streams; aborts that were just sent still leave."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         for worker in list(self._workers.values()):
             self.forget(worker)
             worker.connection.close(FAREWELL_MS)
             for stream in list(worker.streams.values()):
                 stream.fail(RouterStopping("the router is stopping"))
+
+    def _worker(self, placement: Placement) -> _Worker:
+        """The connection to that life of that worker."""
+        loop = asyncio.get_running_loop()
+        worker = self._workers.get(placement.endpoint)
+        if worker is not None and worker.incarnation != placement.incarnation:
+            worker.lose("has restarted")
+            worker = None
+        if worker is None:
+            identity = f"{self.router_id}.{next(self._numbers)}"
+            worker = _Worker(self, placement, identity, loop.time())
+            self._workers[placement.endpoint] = worker
+        if worker.idle is not None:
+            worker.idle.cancel()
+            worker.idle = None
+        if self._sweeper is None:
+            self._swept = loop.time()
+            self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        return worker
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now, since = loop.time(), self._swept
+        self._swept = now
+        for worker in list(self._workers.values()):
+            worker.sweep(now, held_up=now - since > SWEEP_S + HELD_UP_S)
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._workers else None
 
     def _abort(self, worker: _Worker, abort: Abort) -> None:
         try:

@@ -21,9 +21,8 @@ Fence = Literal["silent", "draining", "stalled"]
 # a report may be as old as a heartbeat's interval and the step before it: what was given back since is in it
 REPORT_LAG_S = 1.0
 
-# a step that takes this many times its prediction, and this long, is a hang and not a long prefill
-STALL_FACTOR = 20.0
-STALL_MIN_S = 30.0
+# a step that lasts so long, and much longer than predicted, is no long prefill
+STALL_MIN_S = 10.0
 _REMEMBERED_INCARNATIONS = 64
 
 
@@ -120,16 +119,9 @@ class Fleet:
     def fence(self, member: Member, now: float) -> Fence | None:
         if now - member.last_heartbeat > self._timeout_s:
             return "silent"
-        stats = member.stats
-        if stats.draining:
+        if member.stats.draining:
             return "draining"
-        if stats.busy_for_s is not None and stats.busy_for_s > STALL_MIN_S:
-            predicted = bounded(stats.step_time).seconds(
-                stats.waiting_prefill_tokens, stats.running_kv_tokens, stats.running
-            )
-            if stats.busy_for_s > STALL_FACTOR * predicted:
-                return "stalled"
-        return None
+        return "stalled" if member.stats.overdue(STALL_MIN_S) else None
 
     def silent(self, now: float) -> list[Member]:
         return [member for member in self._members.values() if self.fence(member, now) == "silent"]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from decodefleet.worker.protocol import ModelCard, Welcome
+import msgspec
+
+from decodefleet.worker.protocol import Fenced, ModelCard, Welcome, WorkerBrief
 
 from .outgoing import Outgoing
 
 
 class Routers:
-    def __init__(self, epoch: int, timeout_s: float) -> None:
+    """briefs: what they need to place without us, at a given time."""
+
+    def __init__(
+        self, epoch: int, timeout_s: float, briefs: Callable[[float], tuple[WorkerBrief, ...]]
+    ) -> None:
         self._timeout_s = timeout_s
+        self._briefs = briefs
         self._seen: dict[str, float] = {}
         self._welcome = Welcome(epoch=epoch, models=())
 
@@ -23,12 +30,12 @@ class Routers:
 
     @property
     def welcome(self) -> Welcome:
-        """What routers were told last."""
+        """What routers were told last, but for the workers' load, which every greeting tells anew."""
         return self._welcome
 
     def greet(self, router_id: str, now: float) -> list[Outgoing]:
         self._seen[router_id] = now
-        return [Outgoing(router_id, self._welcome)]
+        return [Outgoing(router_id, self._now(now))]
 
     def see(self, router_id: str, now: float) -> list[Outgoing]:
         """A router that outlived a scheduler does not say Hello to the next: greet it all the same."""
@@ -43,10 +50,15 @@ class Routers:
     def silent(self, now: float) -> list[str]:
         return [router_id for router_id, seen in self._seen.items() if now - seen > self._timeout_s]
 
-    def tell(self, models: tuple[ModelCard, ...], ready: tuple[str, ...]) -> list[Outgoing]:
-        """Welcome for every router when the models or their readiness have changed."""
-        welcome = Welcome(epoch=self._welcome.epoch, models=models, ready=ready)
+    def tell(
+        self, models: tuple[ModelCard, ...], ready: tuple[str, ...], fenced: tuple[Fenced, ...], now: float
+    ) -> list[Outgoing]:
+        """Welcome for every router when the models, their readiness or the fences have changed."""
+        welcome = Welcome(epoch=self._welcome.epoch, models=models, ready=ready, fenced=fenced)
         if welcome == self._welcome:
             return []
         self._welcome = welcome
-        return [Outgoing(router_id, welcome) for router_id in self._seen]
+        return [Outgoing(router_id, self._now(now)) for router_id in self._seen]
+
+    def _now(self, now: float) -> Welcome:
+        return msgspec.structs.replace(self._welcome, workers=self._briefs(now))

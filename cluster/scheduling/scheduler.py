@@ -19,10 +19,12 @@ from decodefleet.worker.protocol import (
     RouterReport,
     Started,
     Welcome,
+    WorkerBrief,
 )
 
 from .admission import Admission
 from .config import SchedulingConfig
+from .fences import Fences
 from .outgoing import Outgoing as Outgoing
 from .placer import Placer
 from .policy import POLICIES, Policy
@@ -48,8 +50,9 @@ class GlobalScheduler:
         self.config = config or SchedulingConfig()
         self._placer = Placer(epoch, self.config, policy or POLICIES[self.config.policy](), seed)
         self._admission = Admission(self._placer)
-        self._routers = Routers(epoch, self.config.router_timeout_s)
         self.fleet, self.ledger = self._placer.fleet, self._placer.ledger
+        self._routers = Routers(epoch, self.config.router_timeout_s, self._briefs)
+        self._fences = Fences(self.fleet)
         self.index, self.log = self._placer.index, self._placer.log
         self.queue = self._admission.queue
 
@@ -87,7 +90,9 @@ class GlobalScheduler:
         current = self.fleet.current(key.worker_id)
         if current is not None and current.key != key:
             self._admission.lost(self._placer.remove_worker(current.key, now))
+            self._fences.lose(current.key, "superseded", now)
             self.index.clear(current.key)
+        self._fences.readmit(key)
         member = self.fleet.register(message, now)
         self.fleet.report(member, message.stats, self.ledger.load(key), now)
         acknowledge = Outgoing(key.worker_id, Acknowledge(epoch=self.epoch))
@@ -158,6 +163,7 @@ class GlobalScheduler:
         """Expire workers, routers, waiting requests and index entries; call it many times a second."""
         for member in self.fleet.silent(now):
             self._admission.lost(self._placer.remove_worker(member.key, now))
+            self._fences.lose(member.key, "silent", now)
         outgoing: list[Outgoing] = []
         for router_id in self._routers.silent(now):
             outgoing += self.router_gone(router_id, now)
@@ -177,4 +183,19 @@ class GlobalScheduler:
             assert waiter.key.router_id in self._routers, "a router that is gone waits"
 
     def _news(self, now: float) -> list[Outgoing]:
-        return self._routers.tell(self.fleet.cards, self.fleet.ready(now))
+        fleet = self.fleet
+        return self._routers.tell(fleet.cards, fleet.ready(now), self._fences.told(now), now)
+
+    def _briefs(self, now: float) -> tuple[WorkerBrief, ...]:
+        return tuple(
+            WorkerBrief(
+                worker_id=member.key.worker_id,
+                incarnation=member.key.incarnation,
+                endpoint=member.endpoint,
+                model=member.card.name,
+                sequences=self.fleet.view(member, self.ledger.load(member.key)).load.sequences,
+                max_running=member.stats.max_running,
+            )
+            for member in self.fleet
+            if self.fleet.fence(member, now) is None
+        )
