@@ -18,7 +18,7 @@ from decodefleet.worker.protocol import ModelCard, Place, Placement, Submit, Tok
 from decodefleet.worker.sampling_params import SamplingParams
 from decodefleet.worker.text.tokenizer import Tokenizer
 
-from .dataplane.errors import WorkerLost
+from .dataplane.errors import WorkerLost, WorkerRejected
 from .dataplane.scheduler_client import SchedulerClient
 from .dataplane.streams import TokenStream
 from .dataplane.worker_clients import WorkerClients
@@ -121,6 +121,10 @@ class Attempt:
         try:
             async with asyncio.timeout(max(MIN_PATIENCE_S, PATIENCE * self._placement.predicted_s)):
                 deltas = await self._stream.take()
+        except WorkerRejected as error:
+            if error.rejected.reason == "epoch":
+                self._scheduler.outdated(max(error.rejected.epoch, self._placement.epoch + 1))
+            raise
         except TimeoutError:
             # it may yet begin: it is told not to
             lost = WorkerLost(f"worker {self.worker_id} took the request and said no more")

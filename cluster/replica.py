@@ -48,8 +48,11 @@ STABLE_S = 60.0
 LOCATE_TIMEOUT_S = 5.0
 LOCATE_RETRY_S = 0.5
 SHUTDOWN_S = 5.0
+WATCH_S = 1.0
 # heartbeats come from a thread that goes on during a step: such a silence is no long prefill
 SILENCE_S = 20.0
+# a step that lasts so long, and many times what was predicted, will not end any more
+HANG_S = 30.0
 
 # asks Serve for the scheduler's endpoint and epoch
 Locate = Callable[[], Awaitable[tuple[str, int]]]
@@ -138,12 +141,9 @@ class Supervisor:
             raise WorkerFailed(str(error)) from error
 
     def check_health(self) -> None:
-        """Raises WorkerFailed once the rank process cannot be kept alive; one that hangs is killed."""
+        """Raises WorkerFailed once the rank process cannot be kept alive."""
         if self.given_up is not None:
             raise WorkerFailed(self.given_up)
-        if self._rank is not None and self.ready is not None and time.monotonic() - self._heard > SILENCE_S:
-            log.warning("worker %s: no heartbeat for %.0f s, killing its process", self.worker_id, SILENCE_S)
-            self._rank.kill()
 
     async def stop(self) -> None:
         """Take nothing new, let running sequences finish up to the drain limit, send those that are left to
@@ -192,6 +192,7 @@ class Supervisor:
     async def _live(self, config: WorkerConfig) -> str:
         """One life, from start to end; answers why it ended."""
         self._last_words = None
+        self._stats = WorkerStats()
         self._drained.clear()
         self._rank = rank = RankProcess(
             config,
@@ -200,17 +201,39 @@ class Supervisor:
             log_level=self._config.log_level,
             log_file=self._log_file,
         )
+        watching = asyncio.create_task(self._watch(rank))
         try:
             async for message in rank.messages():
                 await self._handle(message)
             return self._last_words or rank.epitaph()
         finally:
+            watching.cancel()
             self.ready = None
             self._drained.set()
             await rank.close()
             if self._publisher is not None:
                 await self._publisher.stop()
                 self._publisher = None
+
+    async def _watch(self, rank: RankProcess) -> None:
+        """Kill a process that hangs: its I/O is silent, or its engine does not get on."""
+        looked = time.monotonic()
+        while rank.alive:
+            await asyncio.sleep(WATCH_S)
+            now, since = time.monotonic(), looked
+            looked = now
+            # before Ready it loads, for as long as that takes; who was held up himself has not heard yet
+            if self.ready is None or now - since > WATCH_S + 1.0:
+                self._heard = now
+            elif now - self._heard > SILENCE_S:
+                self._put_down(rank, f"no heartbeat for {SILENCE_S:.0f} s")
+            elif self._stats.overdue(HANG_S):
+                self._put_down(rank, f"one step has taken {self._stats.busy_for_s:.0f} s")
+
+    def _put_down(self, rank: RankProcess, reason: str) -> None:
+        self._last_words = f"the rank process hung: {reason}"
+        log.warning("worker %s: %s, killing its process", self.worker_id, reason)
+        rank.kill()
 
     async def _handle(self, message: ToSupervisor) -> None:
         self._heard = time.monotonic()

@@ -65,7 +65,12 @@ class Router:
         self._settings = settings or RouterSettings()
         self._executor = ThreadPoolExecutor(self._settings.text_threads, thread_name_prefix="text")
         self._context = zmq.asyncio.Context()
-        self._workers = WorkerClients(self._context, self.router_id, security)
+        self._workers = WorkerClients(
+            self._context,
+            self.router_id,
+            security,
+            on_lost=lambda life: self._scheduler.snapshot.lose(life),
+        )
         self._scheduler = SchedulerClient(
             self._context,
             self.router_id,
@@ -74,6 +79,7 @@ class Router:
             metrics=self.metrics.text,
             counts=self.metrics.counts,
             on_models=self._load_texts,
+            on_fenced=self._workers.fence,
         )
         self._texts: dict[tuple[str, str], asyncio.Task[TextService]] = {}
 

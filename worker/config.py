@@ -168,6 +168,7 @@ class FakeConfig(Frozen):
     prefill_token_s: float = Field(0.0, ge=0, description="time per prompt token")
     sequence_s: float = Field(0.0, ge=0, description="time per decoding sequence")
     total_blocks: int = Field(4096, ge=1, description="size of the pretended block pool")
+    hang_after: int | None = Field(None, ge=0, description="steps after which one never ends")
 
 
 class WorkerConfig(Frozen):

@@ -7,6 +7,7 @@ the prompt. Steps take the time that FakeConfig says.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -106,6 +107,8 @@ class FakeEngine:
 
     def step(self) -> list[TokenDelta]:
         began = time.monotonic()
+        if self._steps == self._fake.hang_after:
+            threading.Event().wait()
         self._admit()
         budget = self._batch.max_num_batched_tokens
         deltas: list[TokenDelta] = []

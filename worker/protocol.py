@@ -174,13 +174,17 @@ RejectReason = Literal["incarnation", "epoch", "draining", "queue_full", "invali
 
 
 class Rejected(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """A Submit that was not taken; nothing of it is kept. `field` is set when the request is at fault."""
+    """A Submit that was not taken; nothing of it is kept.
+
+    field: what is wrong, when the request is at fault. epoch: for that reason, the newest one seen.
+    """
 
     request_id: str
     attempt: int = 0
     reason: RejectReason
     message: str
     field: str | None = None
+    epoch: int = 0
 
 
 class Pulse(Message, frozen=True, kw_only=True, omit_defaults=True):

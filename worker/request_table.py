@@ -66,7 +66,8 @@ class RequestTable:
         if submit.incarnation != self.incarnation:
             return Admission(rejected=reject(submit, "incarnation", "the worker has restarted meanwhile"))
         if submit.epoch < self.epoch:
-            return Admission(rejected=reject(submit, "epoch", "placed by a scheduler of the past"))
+            rejected = reject(submit, "epoch", "placed by a scheduler of the past", epoch=self.epoch)
+            return Admission(rejected=rejected)
         self.epoch = submit.epoch
         known = self._entries.get(submit.request_id)
         newest = known.attempt if known is not None else self._ended.get(submit.request_id, -1)
@@ -140,11 +141,14 @@ def error_deltas(entry: Entry, message: str, moved: Moved | None) -> list[TokenD
     ]
 
 
-def reject(submit: Submit, reason: RejectReason, message: str, field_name: str | None = None) -> Rejected:
+def reject(
+    submit: Submit, reason: RejectReason, message: str, field_name: str | None = None, *, epoch: int = 0
+) -> Rejected:
     return Rejected(
         request_id=submit.request_id,
         attempt=submit.attempt,
         reason=reason,
         message=message,
         field=field_name,
+        epoch=epoch,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import zmq.asyncio
@@ -29,6 +29,7 @@ from decodefleet.worker.transport import Codec, PeerUnreachable, Security
 
 from .connection import Connection
 from .errors import RouterStopping, WorkerLost, WorkerRejected
+from .last_snapshot import Life
 from .streams import TokenStream
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class _Worker:
     def lose(self, reason: str) -> None:
         """All its streams end here, and there too if it hears of it."""
         self._owner.forget(self)
+        self._owner.on_lost((self.worker_id, self.incarnation))
         for request_id, attempt in self.streams:
             with contextlib.suppress(PeerUnreachable):
                 self.connection.send(Abort(request_id=request_id, attempt=attempt))
@@ -111,10 +113,17 @@ class _Worker:
 class WorkerClients:
     """All workers that one router talks to."""
 
-    def __init__(self, context: zmq.asyncio.Context, router_id: str, security: Security | None) -> None:
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        router_id: str,
+        security: Security | None,
+        on_lost: Callable[[Life], None] = lambda _life: None,
+    ) -> None:
         self.context = context
         self.router_id = router_id
         self.security = security
+        self.on_lost = on_lost
         self.codec: Codec[ToRouter] = Codec(ToRouter)
         self._workers: dict[str, _Worker] = {}
         # each connection has a name of its own: what a worker holds for one is never sent to the next

@@ -178,19 +178,33 @@ async def test_a_killed_rank_comes_back_as_a_new_incarnation(smollm2: Path, sche
         supervisor.check_health()
 
 
-async def test_a_rank_that_hangs_is_killed_and_started_again(
+async def test_a_rank_that_is_frozen_for_long_is_killed_and_started_again(
     smollm2: Path, scheduler: TinyScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "SILENCE_S", 0.6)
+    monkeypatch.setattr(replica, "WATCH_S", 0.05)
     async with running(make_config(smollm2), scheduler) as supervisor:
         first = supervisor.ready
         assert first is not None
         assert supervisor.pid is not None
         os.kill(supervisor.pid, signal.SIGSTOP)
-        while supervisor.ready is first:
-            supervisor.check_health()
-            await asyncio.sleep(0.05)
-        await until(lambda: supervisor.ready is not None)
+        await until(lambda: supervisor.ready is not first and supervisor.ready is not None)
+        supervisor.check_health()
+
+
+async def test_an_engine_that_hangs_is_killed_though_its_heart_beats(
+    smollm2: Path, scheduler: TinyScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "HANG_S", 0.3)
+    monkeypatch.setattr(replica, "WATCH_S", 0.05)
+    config = make_config(smollm2, fake_engine=FakeConfig(step_base_s=0.001, hang_after=3))
+    async with running(config, scheduler) as supervisor:
+        first = supervisor.ready
+        assert first is not None
+        client = Client(first.endpoint)
+        await client.submit(first, max_tokens=40)
+        await until(lambda: supervisor.ready is not first and supervisor.ready is not None)
+        client.close()
 
 
 async def test_a_rank_that_cannot_be_kept_alive_makes_the_replica_unhealthy(

@@ -12,10 +12,12 @@ import zmq.asyncio
 
 from decodefleet.worker.protocol import (
     Acknowledge,
+    Fenced,
     Heartbeat,
     Hello,
     ModelCard,
     Placement,
+    Pulse,
     Register,
     Rejected,
     RejectReason,
@@ -25,6 +27,7 @@ from decodefleet.worker.protocol import (
     ToScheduler,
     ToWorker,
     Welcome,
+    WorkerBrief,
     WorkerStats,
 )
 from decodefleet.worker.transport import Codec, bind, connect
@@ -109,13 +112,24 @@ class TinyScheduler(TinyPeer):
         super().__init__(context, ToScheduler)
         self.epoch = epoch
         self.greets = greets
+        self.knows_workers = True
+        self.workers: tuple[WorkerBrief, ...] = ()
+        self.fenced: tuple[Fenced, ...] = ()
 
     async def locate(self) -> tuple[str, int]:
         return self.endpoint, self.epoch
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, Hello) and self.greets:
-            self.send(Welcome(epoch=self.epoch, models=(CARD,), ready=("tiny",)))
+            self.send(
+                Welcome(
+                    epoch=self.epoch,
+                    models=(CARD,),
+                    ready=("tiny",) if self.knows_workers else (),
+                    workers=self.workers if self.knows_workers else (),
+                    fenced=self.fenced,
+                )
+            )
         super().on_message(message)
 
 
@@ -139,6 +153,9 @@ class TinyWorker(TinyPeer):
             epoch=1,
             predicted_s=0.01,
         )
+
+    def pulse(self) -> None:
+        self.send(Pulse(worker_id=self.worker_id, incarnation="i0"))
 
     def emit(self, submit: Submit, *tokens: int, **fields: Any) -> None:
         delta = TokenDelta(request_id=submit.request_id, attempt=submit.attempt, tokens=tokens, **fields)

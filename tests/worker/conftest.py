@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import write_tiny_hybrid, write_tiny_llama, write_tiny_mistral
+from live_worker import Worker
 from tiny_gemma3 import write_tiny_gemma3
 
 
@@ -28,3 +31,16 @@ def tiny_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gemma3(tmp_path_factory.mktemp("tiny-gemma3"))
+
+
+@pytest.fixture
+def make_worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    workers: list[Worker] = []
+
+    def make(**options: Any) -> Worker:
+        workers.append(Worker(tmp_path, **options))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.close()

@@ -12,7 +12,17 @@ from tiny_peers import PATIENCE_S, TinyScheduler, eventually
 from decodefleet.cluster.dataplane import scheduler_client
 from decodefleet.cluster.dataplane.errors import PlacementRefused, SchedulerSilent
 from decodefleet.cluster.dataplane.scheduler_client import SchedulerClient
-from decodefleet.worker.protocol import Hello, Place, Placement, Refusal, Release, RouterReport, Started
+from decodefleet.worker.protocol import (
+    Fenced,
+    Hello,
+    Place,
+    Placement,
+    Refusal,
+    Release,
+    RouterReport,
+    Started,
+    WorkerBrief,
+)
 
 
 class Whereabouts:
@@ -153,3 +163,113 @@ async def test_nobody_answering_in_time_is_an_error(
     await until_ready(client)
     with pytest.raises(SchedulerSilent):
         await client.place(place(deadline_s=0.05))
+
+
+WORKER = WorkerBrief(
+    worker_id="w7", incarnation="i7", endpoint="tcp://127.0.0.1:7", model="tiny", max_running=2
+)
+
+
+@pytest.fixture
+async def known(client: SchedulerClient, where: Whereabouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has heard of a worker, and stands in for a scheduler without much ado."""
+    monkeypatch.setattr(scheduler_client, "AWAY_S", 0.05)
+    where.scheduler.workers = (WORKER,)
+    await eventually(lambda: "tiny" in client.snapshot.models)
+
+
+@pytest.mark.usefixtures("known")
+async def test_without_a_scheduler_the_last_snapshot_stands_in(
+    client: SchedulerClient, where: Whereabouts, context: zmq.asyncio.Context
+) -> None:
+    waiting = asyncio.create_task(client.place(place("waits already")))
+    old = where.scheduler
+    await old.wait(Place)
+    where.failures = 1_000_000
+    old.die()
+    chosen = await waiting
+    assert (chosen.worker_id, chosen.incarnation, chosen.epoch) == ("w7", "i7", 1)
+    assert (await client.place(place("comes later"))).worker_id == "w7"
+    assert client.ready == {"tiny"}
+    # no more than it takes at once: the third waits, for room or for a scheduler
+    third = asyncio.create_task(client.place(place("third")))
+    await asyncio.sleep(0.1)
+    assert not third.done()
+    client.release("waits already", 0, 1)
+    assert (await third).worker_id == "w7"
+    fourth = asyncio.create_task(client.place(place("fourth")))
+    where.scheduler = TinyScheduler(context, epoch=2)
+    where.failures = 0
+    where.scheduler.send(placement(await where.scheduler.wait(Place)))
+    assert (await fourth).worker_id == "w0"
+
+
+@pytest.mark.usefixtures("known")
+async def test_full_workers_are_used_when_the_scheduler_stays_away(
+    client: SchedulerClient, where: Whereabouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "CROWD_S", 0.2)
+    where.failures = 1_000_000
+    where.scheduler.die()
+    for number in range(4):
+        assert (await client.place(place(f"r{number}"))).worker_id == "w7"
+
+
+@pytest.mark.usefixtures("known")
+async def test_a_scheduler_that_knows_no_workers_yet_is_stood_in_for(
+    client: SchedulerClient,
+    where: Whereabouts,
+    context: zmq.asyncio.Context,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, where.scheduler = where.scheduler, TinyScheduler(context, epoch=2)
+    where.scheduler.knows_workers = False
+    old.die()
+    await where.scheduler.wait(Hello)
+    chosen = await client.place(place())
+    # in the new one's name, and taken back from its queue
+    assert (chosen.worker_id, chosen.epoch) == ("w7", 2)
+    assert client.ready == {"tiny"}
+    # in the end it is believed
+    monkeypatch.setattr(scheduler_client, "YOUNG_S", 0.0)
+    await eventually(lambda: not client.ready)
+
+
+@pytest.mark.usefixtures("known")
+async def test_what_waits_at_a_young_scheduler_is_withdrawn(
+    client: SchedulerClient,
+    where: Whereabouts,
+    context: zmq.asyncio.Context,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler_client, "AWAY_S", 0.5)
+    old, where.scheduler = where.scheduler, TinyScheduler(context, epoch=2)
+    where.scheduler.knows_workers = False
+    asking = asyncio.create_task(client.place(place()))
+    old.die()
+    await where.scheduler.wait(Place)
+    await asking
+    assert (await where.scheduler.wait(Release)).request_id == "a"
+
+
+@pytest.mark.usefixtures("known")
+async def test_a_worker_that_follows_a_newer_scheduler_ends_the_old_one_s_word(
+    client: SchedulerClient, where: Whereabouts, context: zmq.asyncio.Context
+) -> None:
+    stale, where.scheduler = where.scheduler, TinyScheduler(context, epoch=9)
+    client.outdated(9)
+    asking = asyncio.create_task(client.place(place()))
+    where.scheduler.send(placement(await where.scheduler.wait(Place)))
+    await asking
+    assert client.epoch == 9
+    stale.die()
+
+
+async def test_fences_are_passed_on(context: zmq.asyncio.Context, where: Whereabouts) -> None:
+    told: list[Fenced] = []
+    where.scheduler.fenced = (Fenced("w0", "i0", "silent"),)
+    client = SchedulerClient(context, "router-1", where, None, lambda: "", on_fenced=told.extend)
+    client.start()
+    await eventually(lambda: bool(told))
+    await client.close()
+    assert told[0] == Fenced("w0", "i0", "silent")

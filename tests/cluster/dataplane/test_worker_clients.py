@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 import zmq.asyncio
+from relay import Relay
 from tiny_peers import PATIENCE_S, TinyWorker, eventually
 
 from decodefleet.cluster.dataplane import connection, worker_clients
 from decodefleet.cluster.dataplane.errors import WorkerLost, WorkerRejected
+from decodefleet.cluster.dataplane.streams import TokenStream
 from decodefleet.cluster.dataplane.worker_clients import WorkerClients
+from decodefleet.worker import transport
 from decodefleet.worker.kv.hashing import pack_tokens
-from decodefleet.worker.protocol import Abort, StepOutput, Submit, TokenDelta
+from decodefleet.worker.protocol import Abort, Fenced, StepOutput, Submit, TokenDelta
 from decodefleet.worker.sampling_params import SamplingParams
 
 
@@ -41,7 +44,7 @@ async def test_tokens_find_their_stream(context: zmq.asyncio.Context, clients: W
     streams = {name: clients.submit(worker.placement(name), submit(name)) for name in ("a", "b")}
     submits = {(await worker.wait(Submit)).request_id for _ in streams}
     assert submits == {"a", "b"}
-    assert worker.peer == b"router-0"
+    assert worker.peer.startswith(b"router-0.")
     worker.send_raw(b"rubbish")
     worker.send(
         StepOutput(
@@ -127,3 +130,102 @@ async def test_idle_connections_are_closed_and_made_again(
         assert clients.connected == 1
         stream.close()
         await eventually(lambda: not clients.connected)
+
+
+async def until_lost(stream: TokenStream, match: str) -> None:
+    async def take_all() -> None:
+        while True:
+            await stream.take()
+
+    with pytest.raises(WorkerLost, match=match):
+        await asyncio.wait_for(take_all(), PATIENCE_S)
+
+
+async def test_a_worker_that_falls_silent_is_lost(
+    context: zmq.asyncio.Context, clients: WorkerClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_clients, "SWEEP_S", 0.02)
+    monkeypatch.setattr(worker_clients, "SILENCE_S", 0.2)
+    worker = TinyWorker(context)
+    stream = clients.submit(worker.placement(), submit())
+    await worker.wait(Submit)
+    # one of an older version says nothing during a long prefill, and need not
+    await asyncio.sleep(0.3)
+    worker.pulse()
+    await until_lost(stream, "silent")
+    # should it live after all, it is told to stop
+    assert (await worker.wait(Abort)).request_id == "a"
+    stream.close()
+
+
+async def test_one_stream_that_gets_no_more_is_given_up(
+    context: zmq.asyncio.Context, clients: WorkerClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_clients, "SWEEP_S", 0.02)
+    monkeypatch.setattr(worker_clients, "STREAM_SILENCE_S", 0.2)
+    worker = TinyWorker(context)
+    stuck, waits = (clients.submit(worker.placement(name), submit(name)) for name in ("a", "b"))
+    worker.emit(await worker.wait(Submit), 1)
+    await until_lost(stuck, "no more")
+    assert (await worker.wait(Abort)).request_id == "a"
+    # how long the first token may take is not decided here
+    waiting = asyncio.create_task(waits.take())
+    await asyncio.sleep(0.3)
+    worker.emit(submit("b"), 1)
+    assert len(await waiting) == 1
+
+
+@pytest.mark.parametrize(("incarnation", "lost"), [("i0", True), ("another", False)])
+async def test_a_fence_ends_the_streams_of_that_life(
+    context: zmq.asyncio.Context, clients: WorkerClients, incarnation: str, lost: bool
+) -> None:
+    worker = TinyWorker(context)
+    stream = clients.submit(worker.placement(), submit())
+    sent = await worker.wait(Submit)
+    clients.fence([Fenced("w0", incarnation, "stalled")])
+    if lost:
+        await until_lost(stream, "stalled")
+        assert (await worker.wait(Abort)).request_id == "a"
+        assert not clients.connected
+    else:
+        worker.emit(sent, 1)
+        assert len(await stream.take()) == 1
+
+
+async def test_another_life_at_the_same_place_is_another_worker(
+    context: zmq.asyncio.Context, clients: WorkerClients
+) -> None:
+    worker = TinyWorker(context)
+    old = clients.submit(worker.placement("a"), submit("a"))
+    await worker.wait(Submit)
+    first = worker.peer
+    placement = msgspec.structs.replace(worker.placement("b"), incarnation="i1")
+    clients.submit(placement, submit("b"))
+    await until_lost(old, "restarted")
+    await worker.wait(Submit)
+    assert worker.peer != first
+
+
+async def test_a_worker_that_is_cut_off_is_lost_though_nothing_was_reset(
+    context: zmq.asyncio.Context, clients: WorkerClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(transport, "HEARTBEAT_TIMEOUT_MS", 400)
+    worker = TinyWorker(context)
+    relay = Relay(worker.endpoint)
+    try:
+        placement = msgspec.structs.replace(worker.placement(), endpoint=relay.endpoint)
+        stream = clients.submit(placement, submit())
+        worker.emit(await worker.wait(Submit), 1)
+        assert len(await stream.take()) == 1
+        relay.cut()
+        await until_lost(stream, "connection lost")
+        # what it says when it is heard again is for nobody
+        relay.heal()
+        again = clients.submit(placement, msgspec.structs.replace(submit(), attempt=1))
+        sent = await worker.wait(Submit, lambda sent: sent.attempt == 1)
+        worker.emit(submit(), 7)
+        worker.emit(sent, 8)
+        assert [delta.tokens for delta in await again.take()] == [(8,)]
+    finally:
+        relay.close()

@@ -8,6 +8,7 @@ from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import (
     Acknowledge,
+    Fenced,
     Heartbeat,
     Refusal,
     Release,
@@ -407,7 +408,9 @@ def test_dead_worker_loses_its_reservations(make):
     outgoing = scheduler.tick(4.0)
     assert {held.worker.worker_id for held in scheduler.ledger} == {"w1"}
     assert scheduler.heartbeat(heartbeat(make, "w0"), 4.1)[0].message == Acknowledge(epoch=1, known=False)
-    assert not any(isinstance(each.message, Welcome) for each in outgoing)
+    (told,) = [each.message for each in outgoing if isinstance(each.message, Welcome)]
+    assert told.fenced == (Fenced("w0", "one", "silent"),)
+    assert told.ready == ("m",)
     scheduler.check_integrity()
 
 
@@ -539,7 +542,7 @@ def test_router_that_falls_silent_gives_everything_back(make):
 def test_router_that_never_said_hello_is_greeted(make):
     scheduler = make.scheduler(1)
     greeting, placement = scheduler.place(make.place("a"), "survivor", 0.1)
-    assert greeting.message == scheduler.welcome
+    assert (greeting.message.epoch, greeting.message.ready) == (1, ("m",))
     assert placement.message.request_id == "a"
 
 
