@@ -115,7 +115,9 @@ async def test_request_from_hello_to_release(secret):
         assert await router.receive() == Welcome(epoch=7, models=())
         await worker.send(make_register("worker-1"))
         assert await worker.receive() == Acknowledge(epoch=7)
-        assert await router.receive() == Welcome(epoch=7, models=(make_card(),), ready=("m",))
+        welcome = await router.receive()
+        assert (welcome.epoch, welcome.models, welcome.ready) == (7, (make_card(),), ("m",))
+        assert [brief.worker_id for brief in welcome.workers] == ["worker-1"]
 
         await router.send(make_place("a"))
         placement = await router.receive_a(Placement)
