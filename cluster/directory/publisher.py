@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +26,10 @@ from .slots import Slots, Write
 
 log = logging.getLogger(__name__)
 
-# changed blocks of one transaction: 16 KiB of hashes, so that all deltas of a worker are 4 MiB at most
+# changed blocks of one transaction: 16 KiB of hashes
 CHUNK = 1024
-MAX_DELTAS = 256
+# of deltas that are kept for readers; who is further behind reads all slots again
+MAX_DELTA_BYTES = 512 << 10
 # slots of one transaction when all is written anew: 136 KiB
 _SPAN = 8192
 _FIRST_BACKOFF_S = 0.1
@@ -38,6 +40,27 @@ _GOODBYE_S = 1.0
 
 class _Lost(Exception):
     """Redis no longer has what was written to it."""
+
+
+class Backlog:
+    """Ids of the newest entries of a stream, whose values together have up to so many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: deque[tuple[bytes, int]] = deque()
+
+    @property
+    def oldest(self) -> bytes:
+        return self._entries[0][0] if self._entries else b"0"
+
+    def add(self, entry_id: bytes, size: int) -> None:
+        # the fields' names and the stream's own overhead, roughly
+        size += 64
+        self._entries.append((entry_id, size))
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            self._bytes -= self._entries.popleft()[1]
 
 
 class DirectoryPublisher:
@@ -65,6 +88,7 @@ class DirectoryPublisher:
         self._seq = 0
         # length of the strings in Redis, in slots
         self._written = 0
+        self._deltas = Backlog(MAX_DELTA_BYTES)
         self._events_seq: int | None = None
         self._connected = False
         self._absence_noted = False
@@ -217,12 +241,14 @@ class DirectoryPublisher:
                 self._written = max(self._written, write.offset + len(write.data))
             if delta is not None:
                 fields = delta | {SEQ: self._seq}
-                pipe.xadd(keys.deltas(holder), fields, maxlen=MAX_DELTAS, approximate=True)
+                pipe.xadd(keys.deltas(holder), fields, minid=self._deltas.oldest, approximate=True)
             counts: dict[Any, Any] = {tier: self._slots.blocks_in(tier) for tier in TIERS}
             pipe.hset(keys.about(holder), mapping=counts)
             self._lease(pipe)
             results = await pipe.execute()
         number, *lengths = results[: 1 + len(hashes) + len(tiers)]
+        if delta is not None:
+            self._deltas.add(results[1 + len(lengths)], _size(delta))
         complete = not tiers or (
             lengths[-1] == self._written and lengths[len(hashes) - 1] == HASH_BYTES * self._written
         )
@@ -246,7 +272,12 @@ class DirectoryPublisher:
     async def _withdraw(self, client: Client) -> None:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
-                async with client.pipeline(transaction=True) as pipe:
+                # a server that is full takes no transactions
+                async with client.pipeline(transaction=False) as pipe:
                     pipe.unlink(*self._keys.leased(self._holder))
                     pipe.srem(self._keys.workers, self._holder.member)
                     await pipe.execute()
+
+
+def _size(delta: Mapping[bytes, Any]) -> int:
+    return sum(len(value) for value in delta.values() if isinstance(value, bytes))

@@ -150,7 +150,7 @@ class DirectoryReader:
         follower.tiers.clear()
         start = 0
         while True:
-            async with client.pipeline(transaction=True) as pipe:
+            async with client.pipeline(transaction=False) as pipe:
                 pipe.getrange(self._keys.tiers(holder), start, start + _SPAN - 1)
                 pipe.getrange(self._keys.blocks(holder), HASH_BYTES * start, HASH_BYTES * (start + _SPAN) - 1)
                 masks, packed = await pipe.execute()

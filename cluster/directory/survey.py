@@ -110,7 +110,7 @@ async def _masks(client: Client, keys: Keys, holder: Holder, wanted: list[bytes]
     found = dict.fromkeys(wanted, 0)
     start, more = 0, True
     while more:
-        async with client.pipeline(transaction=True) as pipe:
+        async with client.pipeline(transaction=False) as pipe:
             pipe.getrange(keys.tiers(holder), start, start + _SPAN - 1)
             pipe.getrange(keys.blocks(holder), HASH_BYTES * start, HASH_BYTES * (start + _SPAN) - 1)
             masks, packed = await pipe.execute()

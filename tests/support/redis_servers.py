@@ -70,26 +70,32 @@ async def tls_in_front_of(port: int, certificate: Path, key: Path) -> AsyncItera
     tasks: set[asyncio.Task] = set()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
 
     async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
         behind, ahead = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(copy(reader, ahead), copy(behind, writer))
-        tasks.discard(task)
+        ways = [asyncio.create_task(copy(reader, ahead)), asyncio.create_task(copy(behind, writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for end in (ahead, writer):
+                end.transport.abort()
+            tasks.discard(task)
 
     server = await asyncio.start_server(join, "127.0.0.1", 0, ssl=context)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for task in tasks:
+        for task in [*tasks]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 

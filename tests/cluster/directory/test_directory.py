@@ -12,7 +12,7 @@ import pytest
 import redis as redis_client
 
 from decodefleet.cluster.directory.keys import Holder, Keys
-from decodefleet.cluster.directory.publisher import CHUNK, DirectoryPublisher
+from decodefleet.cluster.directory.publisher import CHUNK, MAX_DELTA_BYTES, DirectoryPublisher
 from decodefleet.cluster.directory.reader import DirectoryReader
 from decodefleet.cluster.embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
 from decodefleet.cluster.processes import free_ports
@@ -156,6 +156,21 @@ async def test_lost_deltas_are_noticed(server, client):
         client.xadd(keys.deltas(holder), {"seq": seq + 2, "1": make_hashes(8, 9)[0]})
         await until(lambda: make_hashes(7, 8)[0] in held.of("w"))
         assert reader.gaps == 1
+
+
+async def test_deltas_are_bounded(server, client):
+    """A worker that changes much leaves no more of it in Redis than a reader may be behind."""
+    keys, holder, held = Keys(MODEL), Holder("w", "one"), Held()
+    blocks = make_hashes(0, 4 * MAX_DELTA_BYTES // 16)
+    async with running(make_publisher(server)) as publisher:
+        await until(lambda: publisher.connected)
+        for first in range(0, len(blocks), CHUNK):
+            publisher.publish(make_events(1 + first // CHUNK, blocks[first : first + CHUNK]))
+            await until(lambda: not publisher._slots.touched)
+        assert client.memory_usage(keys.deltas(holder), samples=0) < 2 * MAX_DELTA_BYTES
+        assert client.xlen(keys.deltas(holder)) > 10
+        async with running(make_reader(server), held):
+            await until(lambda: len(held.of("w")) == len(blocks))
 
 
 async def test_lost_events_make_the_publisher_forget(server, client):
