@@ -13,13 +13,13 @@ from typing import Literal
 from decodefleet.worker.protocol import Place, Refusal, RefusalReason
 
 from . import refusals
+from .chain import Chain
 from .decisions import Decision
 from .fleet import Member
 from .lengths import OutputLengths
 from .outgoing import Outgoing
 from .pace import Pace, turns_until
 from .placer import Placer
-from .prefix_index import unpack_hashes
 from .queue import Waiter, WaitQueue
 from .refusals import Refused
 from .reservations import RequestKey, Reservation
@@ -105,7 +105,7 @@ class Admission:
                 expected_tokens=self._lengths.expected(request.model, request.max_new_tokens, n),
                 n=n,
             ),
-            hashes=unpack_hashes(request.block_hashes),
+            chain=Chain(request.block_hashes),
             arrived=now,
             number=self._arrivals,
             deadline=None if request.deadline_s is None else now + request.deadline_s,

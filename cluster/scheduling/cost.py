@@ -14,11 +14,12 @@ compared is time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from decodefleet.worker.protocol import StepTime, Tier, TierStats
+from decodefleet.worker.protocol import ModelCard, StepTime, Tier, TierStats
 
-from .view import Demand, Hit, WorkerView
+from .view import Demand, Hit, Hits, WorkerView
 
 # of an 8B model on one data-centre GPU; used until a worker reports its own
 PRIOR = StepTime(base=0.01, prefill_token=1e-4, kv_token=1e-8, sequence=1e-4)
@@ -94,3 +95,29 @@ def cost_of(view: WorkerView, demand: Demand, hit: Hit) -> Cost:
     per_step = n * (step.sequence + context * step.kv_token)
     slowdown = running * (prefill + demand.expected_tokens * per_step)
     return Cost(load.prefill_tokens * step.prefill_token, restore, compute, slowdown)
+
+
+def total_costs(views: Sequence[WorkerView], demand: Demand, hits: Hits) -> list[float]:
+    """`cost_of(...).total` of each view, without the terms: half a microsecond instead of two.
+
+    What only depends on the worker has been added up in its rates; what remains is linear in the request.
+    """
+    prompt, n = demand.prompt_tokens, demand.n
+    steps = demand.expected_tokens * n
+    card: ModelCard | None = None
+    costs = []
+    for view in views:
+        if view.card is not card:
+            card, size = view.card, view.card.block_size
+            read, context = card.tokens_read(prompt), card.tokens_read(demand.mean_context)
+        uncached = prompt
+        if hits and (hit := hits.get(view.key)) is not None:
+            if hit.gpu_blocks < hit.blocks:
+                costs.append(cost_of(view, demand, hit).total)
+                continue
+            uncached -= min(hit.blocks * size, prompt - 1)
+        fixed, per_uncached, kv, sequence, step, step_kv = view.rates
+        costs.append(
+            fixed + per_uncached * uncached + kv * read + sequence * n + steps * (step + step_kv * context)
+        )
+    return costs

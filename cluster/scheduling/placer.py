@@ -12,6 +12,7 @@ from random import Random
 from decodefleet.worker.protocol import Placement
 
 from . import refusals
+from .candidates import with_room
 from .config import SchedulingConfig
 from .cost import cost_of
 from .decisions import Decision, DecisionLog
@@ -22,7 +23,7 @@ from .queue import Waiter
 from .refusals import Refused
 from .reservations import Ledger, RequestKey, Reservation
 from .sessions import Sessions, worth_returning
-from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
+from .view import NO_HIT, Hit, WorkerKey, WorkerView
 
 # who predicts this many times the time that is left is believed
 CERTAIN = 2.0
@@ -56,10 +57,10 @@ class Placer:
         spare: fraction of each worker to leave free.
         """
         demand = waiter.demand
-        hits = self.index.hits(waiter.hashes)
+        hits = self.index.hits(waiter.chain)
         views = [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in candidates]
         if self.config.late_binding:
-            views = self._with_room(views, demand, hits, spare)
+            views = with_room(views, demand, hits, self.config.bind_ahead_s, spare)
         if not views:
             return None
         chosen = self._choose(waiter, views, hits)
@@ -72,20 +73,6 @@ class Placer:
             Decision.on(waiter, now, self.policy.name, chosen=chosen.key, considered=views, hits=hits)
         )
         return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now)
-
-    def _with_room(
-        self, views: Sequence[WorkerView], demand: Demand, hits: Hits, spare: float
-    ) -> list[WorkerView]:
-        """Workers that need not queue it; none as long as all have enough to do.
-
-        One with enough to do is among them where it has some of the prompt: its cost tells if that is worth
-        the wait.
-        """
-        ahead = self.config.bind_ahead_s
-        fitting = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT), spare)]
-        if all(view.start_s > ahead for view in fitting):
-            return []
-        return [view for view in fitting if view.start_s <= ahead or view.key in hits]
 
     def _choose(self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits) -> WorkerView:
         """The policy's choice; a session's last worker instead where that costs next to nothing more."""
@@ -107,7 +94,7 @@ class Placer:
         if held is not None and held.placement.attempt == attempt:
             self.ledger.start(key)
             self.fleet.touch(held.worker)
-            self.index.dispatched(held.worker, held.hashes)
+            self.index.dispatched(held.worker, held.marks)
 
     def give_back(self, key: RequestKey, now: float) -> None:
         held = self.ledger.release(key)
@@ -131,7 +118,7 @@ class Placer:
         memory_s = config.speculative_ttl_s if self.directory_up else config.memory_ttl_s
         if self.index.tick(now, memory_s):
             for held in self.ledger:
-                self.index.dispatched(held.worker, held.hashes)
+                self.index.dispatched(held.worker, held.marks)
 
     def check_integrity(self) -> None:
         self.ledger.check_integrity(self.fleet.keys())
@@ -160,10 +147,10 @@ class Placer:
             demand=waiter.demand,
             load=view.load_of(waiter.demand, hit),
             placed_at=now,
-            hashes=waiter.hashes,
+            marks=waiter.chain.marks,
         )
         self.ledger.reserve(reservation)
         self.fleet.placed(view.key, self.placements)
-        self.index.dispatched(view.key, waiter.hashes)
+        self.index.dispatched(view.key, waiter.chain.marks)
         self._sessions.note(waiter.place, view.key)
         return reservation

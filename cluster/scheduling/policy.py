@@ -5,15 +5,14 @@ Ties fall at random, or equal views would all send their burst to the first. Res
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
 from .config import PolicyName
-from .cost import cost_of
-from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
-
-Hits = Mapping[WorkerKey, Hit]
+from .cost import total_costs
+from .view import NO_HIT, Demand, WorkerView
+from .view import Hits as Hits
 
 
 class Policy(Protocol):
@@ -31,7 +30,7 @@ class CostPolicy:
     name: PolicyName = "cost"
 
     def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
-        return least(views, [sum(cost_of(view, demand, hits.get(view.key, NO_HIT))) for view in views], rng)
+        return least(views, total_costs(views, demand, hits), rng)
 
 
 class RoundRobin:
@@ -74,5 +73,7 @@ POLICIES: dict[PolicyName, type[Policy]] = {
 
 def least(views: Sequence[WorkerView], scores: Sequence[float], rng: Random) -> WorkerView:
     best = min(scores)
-    tied = [view for view, score in zip(views, scores, strict=True) if score == best]
-    return tied[0] if len(tied) == 1 else rng.choice(tied)
+    first = scores.index(best)
+    if scores.count(best) == 1:
+        return views[first]
+    return rng.choice([view for view, score in zip(views, scores, strict=True) if score == best])

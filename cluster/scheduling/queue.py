@@ -14,6 +14,7 @@ import msgspec
 
 from decodefleet.worker.protocol import Place
 
+from .chain import Chain
 from .fair_share import FairShare
 from .reservations import RequestKey
 from .view import Demand
@@ -32,7 +33,7 @@ class Waiter(msgspec.Struct, frozen=True):
     key: RequestKey
     place: Place
     demand: Demand
-    hashes: tuple[bytes, ...]
+    chain: Chain
     arrived: float
     number: int
     deadline: float | None = None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable
 
 from .block_holders import note_leading
+from .chain import Chain
 
 
 class RecentChains:
     """Chains dispatched lately, in two generations: an entry lives for one to two turns.
 
-    Chains are closed towards the front: what holds the block at a mark holds all blocks before it.
+    Chains are closed towards the front, so that a few of their blocks stand for them: what holds the block at
+    a mark holds all blocks before it.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -19,10 +20,12 @@ class RecentChains:
         self._old: dict[bytes, int] = {}
         self._max_entries = max_entries
 
-    def add(self, slot: int, hashes: Sequence[bytes]) -> None:
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def add(self, slot: int, marks: Iterable[bytes]) -> None:
         bit, young = 1 << slot, self._young
-        for position in marks(len(hashes)):
-            mark = hashes[position]
+        for mark in marks:
             young[mark] = young.get(mark, 0) | bit
         if len(young) > self._max_entries // 2:
             self.turn()
@@ -30,12 +33,12 @@ class RecentChains:
     def turn(self) -> None:
         self._old, self._young = self._young, {}
 
-    def leading(self, hashes: Sequence[bytes], alive: int) -> dict[int, int]:
+    def leading(self, chain: Chain, alive: int) -> dict[int, int]:
+        """Leading blocks per slot of those in `alive` that hold any."""
         leading: dict[int, int] = {}
         length = 0
         young, old = self._young.get, self._old.get
-        for position in marks(len(hashes)):
-            mark = hashes[position]
+        for mark, position in zip(chain.marks, chain.positions, strict=True):
             holders = (young(mark, 0) | old(mark, 0)) & alive
             if holders != alive:
                 note_leading(leading, alive & ~holders, length)
@@ -51,17 +54,3 @@ class RecentChains:
         for generation in (self._young, self._old):
             for mark in [mark for mark, holders in generation.items() if holders >> slot & 1]:
                 generation[mark] &= rest
-
-
-@lru_cache(maxsize=1024)
-def marks(length: int) -> tuple[int, ...]:
-    """Positions that stand for a chain: every 4th block, from the 64th on ever sparser, and the last.
-
-    Of what two chains share, 3 blocks or an eighth are overlooked at most.
-    """
-    chosen: list[int] = []
-    position = 3
-    while position < length - 1:
-        chosen.append(position)
-        position += max(4, 1 << max(0, (position + 1).bit_length() - 4))
-    return (*chosen, length - 1) if length else ()

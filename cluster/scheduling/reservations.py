@@ -25,7 +25,7 @@ class RequestKey(NamedTuple):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """load: what is still promised; its prefill part ends with Started."""
+    """load: what is still promised; its prefill part ends with Started. marks: of its prompt's `Chain`."""
 
     key: RequestKey
     worker: WorkerKey
@@ -35,7 +35,7 @@ class Reservation(msgspec.Struct, frozen=True):
     load: Load
     placed_at: float
     started: bool = False
-    hashes: tuple[bytes, ...] = ()
+    marks: tuple[bytes, ...] = ()
 
 
 class Ledger:
@@ -80,7 +80,7 @@ class Ledger:
         if held is None or held.started:
             return None
         done = Load(prefill_tokens=held.load.prefill_tokens)
-        started = msgspec.structs.replace(held, started=True, load=held.load - done, hashes=())
+        started = msgspec.structs.replace(held, started=True, load=held.load - done, marks=())
         self._all[key] = started
         self._sums[held.worker] = self.load(held.worker) - done
         return held

@@ -8,11 +8,16 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
 from decodefleet.worker.protocol import ModelCard, StepTime, WorkerStats
+
+_UNLIMITED = float("inf")
 
 
 class WorkerKey(NamedTuple):
@@ -91,6 +96,7 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_HIT = Hit()
+Hits = Mapping[WorkerKey, Hit]
 
 
 class Demand(msgspec.Struct, frozen=True, gc=False):
@@ -110,7 +116,35 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
         return self.prompt_tokens + self.expected_tokens // 2
 
 
-class WorkerView(msgspec.Struct, frozen=True, gc=False):
+class Rates(NamedTuple):
+    """What a request without a hit costs on a worker, in seconds, as a linear function of the request:
+
+    fixed + uncached · tokens + kv · tokens it reads + sequence · n
+    + expected tokens · n · (step + step_kv · tokens that one of its decode steps reads)
+    """
+
+    fixed: float
+    uncached: float
+    kv: float
+    sequence: float
+    step: float
+    step_kv: float
+
+
+class Room(NamedTuple):
+    """What a worker can still take; infinite where nothing limits it.
+
+    pool: blocks of any one request. start_s: seconds of prefill before a new request's own.
+    """
+
+    seats: float
+    blocks: float
+    pool: float
+    start_s: float
+
+
+@dataclass(frozen=True)
+class WorkerView:
     """One live worker at one moment.
 
     load: reserved plus reported beyond that. last_heartbeat: on the scheduler's clock.
@@ -125,6 +159,30 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
     step_time: StepTime
     last_heartbeat: float
     last_placed: int = 0
+
+    @cached_property
+    def rates(self) -> Rates:
+        """Every placement asks every worker, and most workers have not changed since the last."""
+        step, load = self.step_time, self.load
+        fixed = self.start_s + step.base + load.kv_tokens * step.kv_token + load.sequences * step.sequence
+        return Rates(
+            fixed=fixed,
+            uncached=(1 + load.sequences) * step.prefill_token,
+            kv=step.kv_token,
+            sequence=step.sequence,
+            step=load.sequences * step.sequence,
+            step_kv=load.sequences * step.kv_token,
+        )
+
+    @cached_property
+    def room(self) -> Room:
+        stats, load = self.stats, self.load
+        pool = stats.total_blocks or _UNLIMITED
+        # an idle worker takes any prompt that its pool holds at all
+        if not load.sequences:
+            return Room(_UNLIMITED, _UNLIMITED, pool, self.start_s)
+        seats = _UNLIMITED if stats.max_running is None else stats.max_running - load.sequences
+        return Room(seats, stats.total_blocks - load.blocks, pool, self.start_s)
 
     @property
     def headroom_blocks(self) -> int:

@@ -86,7 +86,7 @@ def placed(outgoing) -> dict[str, Placement]:
     return {each.message.request_id: each.message for each in outgoing if isinstance(each.message, Placement)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> SimpleNamespace:
     """The factories of this module."""
     factories: list[Callable[..., Any]] = [

@@ -1,8 +1,11 @@
 """Every term is what it says, in seconds."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from decodefleet.cluster.scheduling.cost import FLOOR, LINKS, PRIOR, bounded, cost_of
+from decodefleet.cluster.scheduling.candidates import with_room
+from decodefleet.cluster.scheduling.cost import FLOOR, LINKS, PRIOR, bounded, cost_of, total_costs
 from decodefleet.cluster.scheduling.view import NO_HIT, Demand, Hit, Load
 from decodefleet.worker.protocol import StepTime, TierStats
 
@@ -95,3 +98,52 @@ def test_a_worker_whose_fit_is_nil_still_shows_its_load(make):
     running = cost_of(make.view(step_time=nil, load=Load(sequences=1)), DEMAND, NO_HIT)
     assert idle.total < queued.total
     assert idle.total < running.total
+
+
+LOADS = st.builds(
+    Load,
+    prefill_tokens=st.integers(0, 5000),
+    sequences=st.integers(0, 64),
+    kv_tokens=st.integers(0, 100_000),
+    blocks=st.integers(0, 1000),
+)
+DEMANDS = st.builds(
+    Demand,
+    model=st.just("m"),
+    prompt_tokens=st.integers(1, 4000),
+    expected_tokens=st.integers(1, 2000),
+    n=st.integers(1, 4),
+)
+HITS = st.none() | st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 100)).map(
+    lambda parts: Hit(sum(parts), parts[0], parts[0] + parts[1])
+)
+SHAPES = st.sampled_from([{}, {"group_blocks": (None, 5, 5)}, {"block_size": 32}])
+
+
+@given(st.lists(st.tuples(LOADS, HITS, SHAPES), min_size=1, max_size=8), DEMANDS)
+def test_added_up_costs_equal_the_formula(make, workers, demand):
+    views = [
+        make.view(f"w{number}", load=load, card=make.card(**shape))
+        for number, (load, _, shape) in enumerate(workers)
+    ]
+    hits = {view.key: hit for view, (_, hit, _) in zip(views, workers, strict=True) if hit is not None}
+    expected = [cost_of(view, demand, hits.get(view.key, NO_HIT)).total for view in views]
+    assert total_costs(views, demand, hits) == pytest.approx(expected, rel=1e-9)
+
+
+@given(
+    st.lists(st.tuples(LOADS, HITS, SHAPES, st.integers(0, 80)), min_size=1, max_size=8),
+    DEMANDS,
+    st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_candidates_are_those_that_fit_and_begin_soon(make, workers, demand, spare):
+    views = [
+        make.view(f"w{number}", load=load, card=make.card(**shape), max_running=seats or None)
+        for number, (load, _, shape, seats) in enumerate(workers)
+    ]
+    hits = {view.key: hit for view, (_, hit, *_) in zip(views, workers, strict=True) if hit is not None}
+    fitting = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT), spare)]
+    expected = [view for view in fitting if view.start_s <= 1.0 or view.key in hits]
+    if not any(view.start_s <= 1.0 for view in fitting):
+        expected = []
+    assert with_room(views, demand, hits, 1.0, spare) == expected

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodefleet.cluster.scheduling.chain import Chain
 from decodefleet.cluster.scheduling.pace import Pace, turns_until
 from decodefleet.cluster.scheduling.queue import Waiter, WaitQueue
 from decodefleet.cluster.scheduling.reservations import RequestKey
@@ -19,7 +20,7 @@ def make_waiter(number: int, *, deadline: float | None = None, resumed: bool = F
         key=RequestKey("router", f"r{number}"),
         place=Place(**fields | place),
         demand=Demand("m", 1, 1),
-        hashes=(),
+        chain=Chain(b""),
         arrived=float(number),
         number=number,
         deadline=deadline,

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from decodefleet.cluster.scheduling.chain import Chain
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import (
@@ -197,7 +198,7 @@ def test_memory_of_dispatch_without_a_directory(make):
     scheduler.release(Release(request_id="b"), ROUTER, 99.0)
     for now in (100.0, 103.0):
         scheduler.tick(now)
-    assert scheduler.index.hits(make.hashes(32)) == {}
+    assert scheduler.index.hits(Chain.of(make.hashes(32))) == {}
 
 
 def test_what_waits_in_a_worker_stays_remembered(make):
@@ -208,12 +209,12 @@ def test_what_waits_in_a_worker_stays_remembered(make):
         scheduler.heartbeat(heartbeat(make), float(now))
         scheduler.router_report(RouterReport(router_id=ROUTER, live=("a",)), float(now))
         scheduler.tick(float(now))
-        assert scheduler.index.hits(make.hashes(4))
+        assert scheduler.index.hits(Chain.of(make.hashes(4)))
     scheduler.started(Started(request_id="a"), ROUTER, 30.0)
     for now in range(30, 36):
         scheduler.heartbeat(heartbeat(make), float(now))
         scheduler.tick(float(now))
-    assert scheduler.index.hits(make.hashes(4)) == {}
+    assert scheduler.index.hits(Chain.of(make.hashes(4))) == {}
 
 
 def test_without_late_binding_requests_wait_in_workers(make):
@@ -420,7 +421,7 @@ def test_new_incarnation_fences_the_old_one(make):
     scheduler.index.stored(WorkerKey("w0", "one"), make.hashes(3))
     scheduler.register(make.register("w0", "two"), 1.0)
     assert len(scheduler.ledger) == 0
-    assert scheduler.index.hits(make.hashes(3)) == {}
+    assert scheduler.index.hits(Chain.of(make.hashes(3))) == {}
     # the old one was only frozen, and wakes up
     assert scheduler.heartbeat(heartbeat(make, "w0", "one"), 1.1) == []
     assert scheduler.register(make.register("w0", "one"), 1.2) == []
