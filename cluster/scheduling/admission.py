@@ -129,6 +129,9 @@ class Admission:
         serving = self._fleet.serving(place.model, now)
         if card and (refused := refusals.too_large(waiter.demand, card, serving)):
             return refused
+        # what was begun is brought to its end; there are never more of these than ran at once
+        if waiter.resumed:
+            return None
         pace = self._pace.get(place.model)
         wait_s = turns_until(waiter, queue) * pace.interval_s(now) if pace is not None else 0.0
         others = len(queue) - 1

@@ -6,7 +6,7 @@ from decodefleet.worker.protocol import Tier
 
 from ..directory.holdings import Holding, Holdings
 from ..directory.keys import TIERS
-from .prefix_index import unpack_hashes
+from .chain import Chain
 from .scheduler import GlobalScheduler
 from .view import NO_HIT, Hit
 
@@ -16,7 +16,8 @@ def inventory(core: GlobalScheduler, model: str | None, prompt: bytes | None, no
     counts as held by the GPU.
     """
     held = core.index.counts()
-    hits = {} if prompt is None else core.index.hits(unpack_hashes(prompt))
+    chain = Chain(prompt or b"")
+    hits = core.index.hits(chain)
     return Holdings(
         source="scheduler",
         holders=[
@@ -32,7 +33,7 @@ def inventory(core: GlobalScheduler, model: str | None, prompt: bytes | None, no
             if model is None or member.card.name == model
         ],
         up=core.directory_up,
-        prompt_blocks=None if prompt is None else len(unpack_hashes(prompt)),
+        prompt_blocks=None if prompt is None else chain.length,
     )
 
 

@@ -177,7 +177,8 @@ class WaitQueue:
                 count = sum(len(tenants.get(tenant, ())) for tenants in classes.values())
                 assert self.share(model).waiting(tenant) == count, f"{tenant!r} waits {count} times"
         assert {waiter.key for waiter in lined} == set(self._all)
-        assert len(lined) == len(self._all) <= self.limit
+        assert len(lined) == len(self._all)
+        assert sum(not waiter.resumed for waiter in lined) <= self.limit
 
 
 def _rank(waiter: Waiter) -> tuple[float, int]:

@@ -108,6 +108,18 @@ def test_urgent_request_takes_the_place_of_one_that_can_wait(make):
     assert list(make.placed(release(scheduler, "running", 0.2))) == ["chat"]
 
 
+def test_resumed_streams_are_never_refused_for_others_and_go_first(make):
+    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=1, max_queue_wait_s=0.1)
+    scheduler.place(make.place("running"), ROUTER, 0.1)
+    scheduler.place(make.place("fresh"), ROUTER, 0.1)
+    for number in range(3):
+        place = make.place(f"resumed-{number}", attempt=1, emitted=7)
+        assert not refusals(scheduler.place(place, ROUTER, 5.0))
+    scheduler.check_integrity()
+    order = serve(scheduler, make, ["running"], 4)
+    assert order == ["resumed-0", "resumed-1", "resumed-2", "fresh"]
+
+
 def make_slow_queue(make, seconds: float, **config):
     """A scheduler with one seat, which is free every so many seconds, and twenty that wait for it."""
     scheduler = make.scheduler(

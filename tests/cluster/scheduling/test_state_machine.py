@@ -121,12 +121,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         tenant=TENANTS,
         session=SESSIONS,
+        emitted=st.sampled_from([0, 5]),
         deadline=st.none() | st.floats(0.1, 5),
         exclude=st.sets(WORKERS, max_size=2),
         again=st.booleans(),
     )
     def place(
-        self, router, request, model, prompt_tokens, n, priority, tenant, session, deadline, exclude, again
+        self,
+        router,
+        request,
+        model,
+        prompt_tokens,
+        n,
+        priority,
+        tenant,
+        session,
+        emitted,
+        deadline,
+        exclude,
+        again,
     ):
         """A new attempt, or the last one `again`."""
         attempt = self.attempts.get((router, request), -1)
@@ -147,6 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             tenant=tenant,
             session_id=session,
+            emitted=emitted,
             deadline_s=deadline,
             exclude=tuple(exclude),
         )
