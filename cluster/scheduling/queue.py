@@ -108,12 +108,10 @@ class WaitQueue:
         return None
 
     def last_behind(self, waiter: Waiter) -> Waiter | None:
-        """The last in the longest line of its model's least urgent class, if that is less urgent than it."""
+        """The last in the longest line of its model's least urgent class of fresh ones, if it comes behind."""
         classes = self.classes(waiter.place.model)
-        least_urgent = max(classes, default=waiter.urgency)
-        if least_urgent <= waiter.urgency:
-            return None
-        return max(classes[least_urgent].values(), key=len)[-1]
+        fresh = [urgency for urgency in classes if urgency > waiter.urgency and urgency[1]]
+        return max(classes[max(fresh)].values(), key=len)[-1] if fresh else None
 
     def push(self, waiter: Waiter) -> None:
         self._all[waiter.key] = waiter

@@ -113,8 +113,8 @@ def test_resumed_streams_are_never_refused_for_others_and_go_first(make):
     scheduler.place(make.place("running"), ROUTER, 0.1)
     scheduler.place(make.place("fresh"), ROUTER, 0.1)
     for number in range(3):
-        place = make.place(f"resumed-{number}", attempt=1, emitted=7)
-        assert not refusals(scheduler.place(place, ROUTER, 5.0))
+        place = make.place(f"resumed-{number}", emitted=7)
+        assert not refusals(scheduler.place(place, ROUTER, 2.0))
     scheduler.check_integrity()
     order = serve(scheduler, make, ["running"], 4)
     assert order == ["resumed-0", "resumed-1", "resumed-2", "fresh"]

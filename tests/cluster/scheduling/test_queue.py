@@ -98,6 +98,9 @@ def test_last_behind():
     queue = make_queue(urgent, batch, later)
     assert queue.last_behind(urgent) is later
     assert queue.last_behind(batch) is None
+    # whose client has read a part of it is not given up for others
+    queue.push(make_waiter(3, priority=9, resumed=True))
+    assert queue.last_behind(urgent) is later
 
 
 def test_pace_knows_nothing_until_somebody_waits():
