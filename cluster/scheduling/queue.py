@@ -108,7 +108,7 @@ class WaitQueue:
         return None
 
     def last_behind(self, waiter: Waiter) -> Waiter | None:
-        """The last in the longest line of its model's least urgent class of fresh ones, if it comes behind."""
+        """The last in the longest line of the least urgent fresh class, if less urgent than `waiter`."""
         classes = self.classes(waiter.place.model)
         fresh = [urgency for urgency in classes if urgency > waiter.urgency and urgency[1]]
         return max(classes[max(fresh)].values(), key=len)[-1] if fresh else None
