@@ -2,7 +2,8 @@
 
 `library()` is None where there is no C++ compiler or compiling fails; `status()` says why, for people. The
 shared object is kept in the user's cache under a name made of sources, compiler and processor, so that a
-change of any of them makes a new one. Nothing here knows what the kernels compute.
+change of any of them makes a new one; or it was compiled ahead (`prebuilt.py`). Nothing here knows what the
+kernels compute.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from . import prebuilt
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ HEADERS = (
 )
 # one rounding per operation as written: contraction would differ between the variants of a kernel
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
+    *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno"),
     *("-shared", "-fPIC", "-pthread", "-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized"),
 )
 COMPILE_LIMIT_S = 300
@@ -126,9 +129,27 @@ def status() -> str:
     return _build().status
 
 
+def prebuild(folder: Path = prebuilt.FOLDER) -> list[Path]:
+    """Compiles for every instruction set that is known, for machines without a compiler; answers the files.
+
+    Raises OSError or SubprocessError where this machine has none, or it fails.
+    """
+    compiler = _compiler()
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler (g++ or clang++) was found")
+    made = [prebuilt.path_of(level, _sources(), folder) for level in prebuilt.LEVELS]
+    for level, target in zip(prebuilt.LEVELS, made, strict=True):
+        _compile(compiler, level, target)
+    return made
+
+
 @functools.cache
 def _build() -> Build:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    ready = prebuilt.find(_sources(), prebuilt.processor_flags())
+    if ready is not None:
+        level, path = ready
+        return Build(_load(path), f"native kernels, compiled ahead for {level}")
+    compiler = _compiler()
     if compiler is None:
         return Build(None, "plain torch, slower: no C++ compiler (g++ or clang++) was found")
     try:
@@ -143,24 +164,38 @@ def _build() -> Build:
 def _compiled(compiler: str) -> Path:
     """Path of the shared object, compiled unless it is there; safe against others doing the same."""
     target = _cache_folder() / f"cpu-{_key(compiler)}.so"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    log.info("compiling the CPU kernels, once for this machine")
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        command = [compiler, *FLAGS, "-o", str(made), *(str(ROOT / name) for name in SOURCES)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
-        made.replace(target)
+    if not target.is_file():
+        log.info("compiling the CPU kernels, once for this machine")
+        _compile(compiler, "native", target)
     return target
 
 
-def _key(compiler: str) -> str:
-    state = hashlib.blake2b(digest_size=12)
+def _compile(compiler: str, architecture: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        sources = (str(ROOT / name) for name in SOURCES)
+        command = [compiler, *FLAGS, f"-march={architecture}", "-o", str(made), *sources]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
+        made.replace(target)
+
+
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def _sources() -> str:
+    """Digest of what is compiled, and how."""
+    state = hashlib.blake2b(" ".join(FLAGS).encode(), digest_size=12)
     for name in (*SOURCES, *HEADERS):
         state.update((ROOT / name).read_bytes())
+    return state.hexdigest()
+
+
+def _key(compiler: str) -> str:
+    state = hashlib.blake2b(_sources().encode(), digest_size=12)
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
-    for part in (" ".join(FLAGS).encode(), version, platform.machine().encode(), _processor()):
+    for part in (version, platform.machine().encode(), _processor()):
         state.update(part)
     return state.hexdigest()
 
