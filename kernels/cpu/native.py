@@ -18,7 +18,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,18 +129,18 @@ def status() -> str:
     return _build().status
 
 
-def prebuild(folder: Path = prebuilt.FOLDER) -> list[Path]:
-    """Compiles for every instruction set that is known, for machines without a compiler; answers the files.
+def prebuild(folder: Path = prebuilt.FOLDER, levels: Iterable[str] = tuple(prebuilt.LEVELS)) -> list[Path]:
+    """Compiles for each of these instruction sets, for machines without a compiler; answers the files.
 
     Raises OSError or SubprocessError where this machine has none, or it fails.
     """
     compiler = _compiler()
     if compiler is None:
         raise FileNotFoundError("no C++ compiler (g++ or clang++) was found")
-    made = [prebuilt.path_of(level, _sources(), folder) for level in prebuilt.LEVELS]
-    for level, target in zip(prebuilt.LEVELS, made, strict=True):
+    made = {level: prebuilt.path_of(level, _sources(), folder) for level in levels}
+    for level, target in made.items():
         _compile(compiler, level, target)
-    return made
+    return list(made.values())
 
 
 @functools.cache
