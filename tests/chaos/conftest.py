@@ -16,9 +16,9 @@ def cluster(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("chaos")
     if REAL:
         # the pools of three real workers have to fit beside each other
-        cluster = Cluster(folder, str(smollm2), Length(12, 40), "--num-gpu-blocks-override", "1500")
+        cluster = Cluster(folder, str(smollm2), Length(12, 40), num_gpu_blocks_override=1500)
     else:
-        cluster = Cluster(folder, str(smollm2), Length(150, 450), "--fake", "--fake-step-base-s", "0.01")
+        cluster = Cluster(folder, str(smollm2), Length(150, 450), fake=True, fake_step_base_s=0.01)
     try:
         cluster.start()
         yield cluster

@@ -45,10 +45,13 @@ def cluster(smollm2: Path, tmp_path: Path, nodes: TwoNodes) -> Iterator[NodesClu
             tmp_path,
             str(smollm2),
             Length(150, 300),
-            *("--fake", "--fake-step-base-s", "0.01", "--address", nodes.address, "--redis-url", redis.url),
             workers=2,
             wired=False,
             env=nodes.head.env | {"DECODEFLEET_CLUSTER_SECRET": "known to both nodes"},
+            fake=True,
+            fake_step_base_s=0.01,
+            address=nodes.address,
+            redis_url=redis.url,
         )
         cluster.start()
         yield cluster

@@ -26,6 +26,7 @@ from decodefleet.cluster.directory.keys import Keys
 
 MODEL = "tiny"
 SETTLE_S = 90.0
+PATIENCE_S = 240.0
 # a pause that a client may notice
 NOTICED_S = 0.25
 LASTING = ("rank", "supervisor", "scheduler", "router", "redis", "controller", "proxy", "proxy manager")
@@ -76,19 +77,18 @@ class Cluster:
         folder: Path,
         model: str,
         length: Length,
-        *options: str,
         workers: int = 3,
         wired: bool = True,
         env: Mapping[str, str] | None = None,
+        **options: object,
     ) -> None:
-        self.options = (
-            model,
-            *("--served-model-name", MODEL, "--workers", str(workers), "--routers", "2"),
-            *("--drain-s", "2", *(("--advertise-host", HOST) if wired else ()), *options),
-        )
-        self.served = Served(folder / "log", *self.options, env=env)
+        """options: those of `serve`, by their names in a configuration file."""
+        own = {"served_model_name": MODEL, "workers": workers, "routers": 2, "drain_s": 2}
+        self.options = own | ({"advertise_host": HOST} if wired else {}) | options
+        flags = [word for name, value in self.options.items() for word in flag(name, value)]
+        self.served = Served(folder / "log", model, *flags, env=env)
         self.wire = Wire(self._talking)
-        self.workers = workers
+        self.model, self.workers = model, workers
         self._length = length
         self._peaceful: dict[int, tuple[list[Request], list[Answer]]] = {}
         self._blocks = 0.0
@@ -159,8 +159,13 @@ class Cluster:
         return [*census["rank"], *census["scheduler"]]
 
 
+def flag(name: str, value: object) -> list[str]:
+    words = [f"--{name.replace('_', '-')}"]
+    return words if value is True else [*words, str(value)]
+
+
 def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outcome:
-    """One scenario, once. Times and victims are the seed's."""
+    """One scenario, once. Times and victims are the seed's; streams go on for as long as it is being done."""
     rng = random.Random(f"{scenario.name} {seed}")
     requests, expected = cluster.peaceful(seed, count)
     outcome = Outcome(scenario.name, "", rng.uniform(0.7, 1.5))
@@ -171,13 +176,18 @@ def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outc
         streams = asyncio.create_task(run_streams(cluster.served.url, requests))
         await asyncio.sleep(outcome.at_s)
         struck = time.monotonic()
-        outcome.struck = await asyncio.to_thread(scenario.strike, cluster, rng)
-        return await asyncio.wait_for(streams, 240)
+        striking = asyncio.create_task(asyncio.to_thread(scenario.strike, cluster, rng))
+        transcripts = await asyncio.wait_for(streams, PATIENCE_S)
+        while not striking.done():
+            again = run_streams(cluster.served.url, requests)
+            transcripts += await asyncio.wait_for(again, PATIENCE_S)
+        outcome.struck = striking.result()
+        return transcripts
 
     transcripts = asyncio.run(run())
     ended = time.monotonic()
-    for transcript, answer in zip(transcripts, expected, strict=True):
-        _judge(transcript, answer, scenario, outcome)
+    for transcript in transcripts:
+        _judge(transcript, expected[transcript.request.number], scenario, outcome)
         outcome.silences += [pause for pause in [transcript.silence_after(struck)] if pause > NOTICED_S]
     outcome.faults += [f"left over: {what}" for what in wait_settled(cluster)]
     outcome.settled_s = time.monotonic() - ended

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 import psutil
-from chaos_cluster import BREAKS, Cluster, Scenario
+from chaos_cluster import BREAKS, PATIENCE_S, Cluster, Scenario
+from chaos_redeploy import redeploy
 
 Strike = Callable[[Cluster, random.Random], str]
 
@@ -73,6 +74,39 @@ def one_after_another(*strikes: Strike) -> Strike:
     return strike
 
 
+def roll(cluster: Cluster, rng: random.Random) -> str:
+    """Every replica is replaced by one of another configuration, as in an upgrade."""
+    old = _replicas(cluster)
+    # whatever it is now, another one
+    cluster.options["max_queue"] = 1000 + rng.randrange(1000)
+    redeploy(cluster)
+    _until(lambda: not old & _replicas(cluster) and not cluster.unsettled_fleet())
+    return f"replaced {len(old)} replicas"
+
+
+def scale(cluster: Cluster, rng: random.Random) -> str:
+    """One worker fewer, and back."""
+    redeploy(cluster, workers=cluster.workers - 1)
+    _until(lambda: len(cluster.of("rank")) == cluster.workers - 1)
+    time.sleep(rng.uniform(0.0, 0.5))
+    redeploy(cluster)
+    _until(lambda: len(cluster.of("rank")) == cluster.workers)
+    return "scaled down and up"
+
+
+def _replicas(cluster: Cluster) -> set[int]:
+    census = cluster.served.census()
+    return {process.pid for role in ("rank", "scheduler", "router") for process in census[role]}
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > give_up:
+            raise TimeoutError
+        time.sleep(0.2)
+
+
 SCENARIOS = (
     Scenario("worker", kill("rank")),
     Scenario("two workers at once", kill("rank", count=2)),
@@ -92,6 +126,8 @@ SCENARIOS = (
         "redis, scheduler, worker, controller one after another",
         one_after_another(kill("redis"), kill("scheduler"), kill("rank"), kill("controller")),
     ),
+    Scenario("scaled down and up", scale),
+    Scenario("rolling update", roll),
     Scenario("router", kill("router"), streams=BREAKS),
     Scenario("proxy", kill("proxy"), streams=BREAKS),
     # the last: it starts all anew
