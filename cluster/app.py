@@ -32,7 +32,7 @@ from .directory.reader import DirectoryReader
 from .news import NewsSender
 from .observability.process_metrics import ProcessMetrics
 from .observability.tracing import Tracing
-from .replica import Locate, Supervisor
+from .replica import Locate, Supervisor, replica_config
 from .router import Router
 from .scheduling.config import SchedulingConfig
 from .scheduling.server import SchedulerServer
@@ -201,9 +201,10 @@ def build_application(config: ServeConfig, local: LocalRun | None = None) -> ser
     }
     drained_s = config.drain_s + SHUTDOWN_MARGIN_S
     resources = _worker_resources(config)
+    told = replica_config(config)
     scheduler = serve.deployment(
         SchedulerReplica, name="scheduler", ray_actor_options={"num_cpus": 0}, **common
-    ).bind(config)
+    ).bind(told)
     workers = serve.deployment(
         WorkerReplica,
         name="worker",
@@ -212,7 +213,7 @@ def build_application(config: ServeConfig, local: LocalRun | None = None) -> ser
         placement_group_bundles=[{name: count for name, count in resources.items() if count}],
         graceful_shutdown_timeout_s=drained_s,
         **common,
-    ).bind(config, scheduler, local)
+    ).bind(told, scheduler, local)
     return serve.deployment(
         RouterReplica,
         name="router",
@@ -220,7 +221,7 @@ def build_application(config: ServeConfig, local: LocalRun | None = None) -> ser
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=drained_s,
         **common,
-    ).bind(config, scheduler, workers)
+    ).bind(told, scheduler, workers)
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -310,6 +310,12 @@ class Supervisor:
             self._news.send(news)
 
 
+def replica_config(config: ServeConfig) -> ServeConfig:
+    """What one replica is told: nothing of how many there are, for a change of scale must not replace it."""
+    runner = config.runner.model_copy(update={"threads": threads_per_worker(config)})
+    return config.model_copy(update={"runner": runner, "workers": 1, "routers": 1})
+
+
 def threads_per_worker(config: ServeConfig) -> int | None:
     """CPU threads of each worker: as told, else the cores of this machine divided; None leaves it open."""
     if config.runner.threads is not None or config.address is not None:

@@ -20,7 +20,7 @@ import zmq.asyncio
 from decodefleet.cluster import replica
 from decodefleet.cluster.config import ServeConfig
 from decodefleet.cluster.news import NewsReceiver, NewsSender
-from decodefleet.cluster.replica import Supervisor, WorkerFailed, threads_per_worker
+from decodefleet.cluster.replica import Supervisor, WorkerFailed, replica_config, threads_per_worker
 from decodefleet.worker.config import FakeConfig, RunnerConfig
 from decodefleet.worker.kv.hashing import pack_tokens
 from decodefleet.worker.protocol import (
@@ -342,3 +342,12 @@ def test_threads_are_the_cores_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_per_worker(ServeConfig(workers=3)) == 2
     assert threads_per_worker(ServeConfig(workers=9)) == 1
     assert threads_per_worker(ServeConfig(workers=3, runner=RunnerConfig(threads=5))) == 5
+
+
+def test_a_replica_is_told_nothing_that_a_change_of_scale_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    one, many = ServeConfig(runner=RunnerConfig(threads=1)), {"workers": 5, "routers": 3}
+    assert replica_config(one.model_copy(update=many)) == replica_config(one)
+    assert replica_config(ServeConfig(workers=4)).runner.threads == 2
+    far = ServeConfig(address="auto", redis_url="redis://r", cluster_secret="s", workers=4)
+    assert replica_config(far).runner.threads is None

@@ -83,7 +83,7 @@ class Cluster:
         **options: object,
     ) -> None:
         """options: those of `serve`, by their names in a configuration file."""
-        own = {"served_model_name": MODEL, "workers": workers, "routers": 2, "drain_s": 2}
+        own = {"served_model_name": MODEL, "workers": workers, "routers": 2, "drain_s": 2, "threads": 1}
         self.options = own | ({"advertise_host": HOST} if wired else {}) | options
         flags = [word for name, value in self.options.items() for word in flag(name, value)]
         self.served = Served(folder / "log", model, *flags, env=env)

@@ -1,4 +1,4 @@
-"""Deploys what a running `decodefleet serve` serves again with other options: an upgrade, or a change of scale.
+"""Deploys what a running `decodefleet serve` serves again with other options: an upgrade, a change of scale.
 
     python chaos_redeploy.py FOLDER REDIS_URL GCS_ADDRESS [NAME=VALUE ...]
 
