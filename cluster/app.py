@@ -39,6 +39,8 @@ from .scheduling.server import SchedulerServer
 
 # of what Serve does around a shutdown hook, and of the hook beyond the drain itself
 SHUTDOWN_MARGIN_S = 15.0
+# a replaced router keeps its streams: they can go on at another worker, but not at another router
+ROUTER_DRAIN_S = 600.0
 CALLS = 100_000
 
 
@@ -219,7 +221,7 @@ def build_application(config: ServeConfig, local: LocalRun | None = None) -> ser
         name="router",
         num_replicas=config.routers,
         ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=drained_s,
+        graceful_shutdown_timeout_s=max(drained_s, ROUTER_DRAIN_S),
         **common,
     ).bind(told, scheduler, workers)
 

@@ -18,7 +18,7 @@ from chaos_cluster import Cluster
 
 def redeploy(cluster: Cluster, **changes: object) -> None:
     """With the cluster's options and these changes. Returns when it is asked for, not when it is done."""
-    options = {"model": cluster.model, **cluster.options, **changes}
+    options = {"model": cluster.model, "port": cluster.served.port, **cluster.options, **changes}
     census = cluster.served.census()
     folder = re.findall(r"logs: (\S+)", cluster.served.log.read_text())[-1]
     socket = re.findall(r"unixsocket:(\S+)", " ".join(census["redis"][-1].cmdline()))[0]
