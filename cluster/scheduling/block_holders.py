@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from .view import WorkerKey
 
+# of a full map, so much more than is needed makes room at a time: a few milliseconds' work
+_EVICTED_PART = 1024
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Positions of the bits that are set."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
 
 def note_leading(leading: dict[int, int], slots: int, length: int) -> None:
     """Write down that these slots hold `length` leading blocks."""
-    if not length:
-        return
-    while slots:
-        lowest = slots & -slots
-        leading[lowest.bit_length() - 1] = length
-        slots ^= lowest
+    if length:
+        for slot in bits(slots):
+            leading[slot] = length
 
 
 class Slots:
@@ -69,17 +77,20 @@ class TierMap:
 
     def __init__(self, max_blocks: int) -> None:
         self.holders: dict[bytes, int] = {}
-        self.held: dict[int, set[bytes]] = {}
+        # ordered sets: the garbage collector need not look into a dict of bytes, as it would into a set
+        self.held: dict[int, dict[bytes, None]] = {}
         self._max_blocks = max_blocks
 
     def add(self, slot: int, hashes: Iterable[bytes]) -> None:
-        bit, holders, held = 1 << slot, self.holders, self.held.setdefault(slot, set())
+        bit, holders, held = 1 << slot, self.holders, self.held.setdefault(slot, {})
         for block in hashes:
-            holders[block] = holders.get(block, 0) | bit
-            held.add(block)
+            mask = holders.get(block)
+            # most blocks have one holder, whose bit is kept once and not once for each
+            holders[block] = bit if mask is None else mask | bit
+            held[block] = None
         excess = len(holders) - self._max_blocks
         if excess > 0:
-            self._forget_oldest(excess + self._max_blocks // 64)
+            self._forget_oldest(excess + self._max_blocks // _EVICTED_PART)
 
     def discard(self, slot: int, hashes: Iterable[bytes]) -> None:
         held = self.held.get(slot)
@@ -87,7 +98,7 @@ class TierMap:
             return
         for block in hashes:
             if block in held:
-                held.remove(block)
+                del held[block]
                 self._drop(block, slot)
 
     def sweep(self, slot: int, budget: int) -> int:
@@ -97,7 +108,7 @@ class TierMap:
             return 0
         count = min(budget, len(held))
         for _ in range(count):
-            self._drop(held.pop(), slot)
+            self._drop(held.popitem()[0], slot)
         if not held:
             del self.held[slot]
         return count
@@ -119,7 +130,5 @@ class TierMap:
 
     def _forget_oldest(self, count: int) -> None:
         for block in list(islice(self.holders, count)):
-            mask = self.holders.pop(block)
-            for slot, held in self.held.items():
-                if mask >> slot & 1:
-                    held.discard(block)
+            for slot in bits(self.holders.pop(block)):
+                del self.held[slot][block]

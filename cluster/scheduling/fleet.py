@@ -54,6 +54,8 @@ class Fleet:
         self._gone: dict[str, str] = {}
         self._cards: dict[str, ModelCard] = {}
         self._empty_since: dict[str, float] = {}
+        # per model: who is not fenced, and the oldest of their heartbeats
+        self._serving: dict[str, tuple[float, list[Member]]] = {}
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -92,6 +94,7 @@ class Fleet:
             member = Member(key, message.endpoint, message.card, message.stats, now, now)
             self._members[key.worker_id] = member
         member.endpoint, member.card = message.endpoint, message.card
+        self._serving.clear()
         self._cards[message.card.name] = message.card
         self._empty_since.pop(message.card.name, None)
         return member
@@ -99,6 +102,7 @@ class Fleet:
     def report(self, member: Member, stats: WorkerStats, reserved: Load, now: float) -> None:
         member.stats = stats
         member.last_heartbeat = now
+        self._serving.clear()
         while member.settling and member.settling[0][0] < now - REPORT_LAG_S:
             member.settling.popleft()
         known = sum((load for _, load in member.settling), start=reserved)
@@ -108,6 +112,7 @@ class Fleet:
     def remove(self, key: WorkerKey, now: float) -> None:
         """It may come back as it was, unless another incarnation of it registers first."""
         member = self._members.pop(key.worker_id)
+        self._serving.clear()
         self._gone[key.worker_id] = key.incarnation
         if not any(other.card.name == member.card.name for other in self._members.values()):
             self._empty_since[member.card.name] = now
@@ -127,12 +132,18 @@ class Fleet:
         return [member for member in self._members.values() if self.fence(member, now) == "silent"]
 
     def serving(self, model: str, now: float) -> list[Member]:
-        """Workers of a model that are not fenced."""
-        return [
-            member
-            for member in self._members.values()
-            if member.card.name == model and self.fence(member, now) is None
-        ]
+        """Workers of a model that are not fenced; the list is for reading."""
+        heard, serving = self._serving.get(model, (float("-inf"), []))
+        # between two reports only silence fences one more
+        if now - heard > self._timeout_s:
+            serving = [
+                member
+                for member in self._members.values()
+                if member.card.name == model and self.fence(member, now) is None
+            ]
+            heard = min((member.last_heartbeat for member in serving), default=float("inf"))
+            self._serving[model] = heard, serving
+        return serving
 
     def ready(self, now: float) -> tuple[str, ...]:
         """Models of which some worker can generate."""

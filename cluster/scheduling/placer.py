@@ -27,6 +27,8 @@ from .view import NO_HIT, Hit, WorkerKey, WorkerView
 
 # who predicts this many times the time that is left is believed
 CERTAIN = 2.0
+# of the prompts that wait in workers, so many are told to the index again at each tick
+_RENEWED = 256
 
 
 class Placer:
@@ -45,6 +47,7 @@ class Placer:
         self.policy = policy
         self.directory_up = False
         self.placements = 0
+        self._to_renew: list[RequestKey] = []
         self._sessions = Sessions(config.max_sessions)
         self._epoch = epoch
         self._rng = Random(seed)
@@ -117,7 +120,10 @@ class Placer:
         config = self.config
         memory_s = config.speculative_ttl_s if self.directory_up else config.memory_ttl_s
         if self.index.tick(now, memory_s):
-            for held in self.ledger:
+            self._to_renew = [held.key for held in self.ledger if held.marks]
+        for _ in range(min(len(self._to_renew), _RENEWED)):
+            held = self.ledger.get(self._to_renew.pop())
+            if held is not None:
                 self.index.dispatched(held.worker, held.marks)
 
     def check_integrity(self) -> None:

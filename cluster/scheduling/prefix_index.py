@@ -78,6 +78,7 @@ class PrefixIndex:
         if turn:
             self._turned = now
             self._recent.turn()
+        self._recent.sweep(_SWEEP)
         self._sweep_retired()
         return turn
 

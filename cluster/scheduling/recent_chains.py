@@ -18,6 +18,7 @@ class RecentChains:
     def __init__(self, max_entries: int) -> None:
         self._young: dict[bytes, int] = {}
         self._old: dict[bytes, int] = {}
+        self._dropped: list[dict[bytes, int]] = []
         self._max_entries = max_entries
 
     def __len__(self) -> int:
@@ -31,7 +32,20 @@ class RecentChains:
             self.turn()
 
     def turn(self) -> None:
+        if self._old:
+            self._dropped.append(self._old)
         self._old, self._young = self._young, {}
+
+    def sweep(self, budget: int) -> None:
+        """Free up to `budget` entries of what was dropped: a million at once would hold up all placements."""
+        while budget and self._dropped:
+            dropped = self._dropped[-1]
+            count = min(budget, len(dropped))
+            for _ in range(count):
+                dropped.popitem()
+            budget -= count
+            if not dropped:
+                self._dropped.pop()
 
     def leading(self, chain: Chain, alive: int) -> dict[int, int]:
         """Leading blocks per slot of those in `alive` that hold any."""

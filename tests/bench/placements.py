@@ -11,14 +11,18 @@ on the wall clock. Prints one line of JSON.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
+import resource
 import time
 from collections import deque
+from pathlib import Path
 
 from decodefleet.cluster.scheduling.chain import Chain
 from decodefleet.cluster.scheduling.config import SchedulingConfig
+from decodefleet.cluster.scheduling.prefix_index import PrefixIndex
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import (
@@ -165,6 +169,22 @@ def run(workers: int, blocks: int, hit_depth: float, seconds: float, live: int) 
     }
 
 
+def index_bytes_per_block(blocks: int = 1_000_000, workers: int = 64) -> float:
+    """What the local prefix index takes, each block held by one worker."""
+    index, rng = PrefixIndex(2 * blocks), random.Random(0)
+    before = resident_bytes()
+    for number in range(workers):
+        for _ in range(16):
+            hashes = [rng.randbytes(16) for _ in range(blocks // workers // 16)]
+            index.stored(WorkerKey(f"worker-{number}", "one"), hashes)
+    return (resident_bytes() - before) / len(index)
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=64)
@@ -173,7 +193,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--live", type=int, default=2000)
     options = vars(parser.parse_args())
-    print(json.dumps(options | run(**options) | {"load_average": os.getloadavg()[0]}))
+    memory = {"index_bytes_per_block": round(index_bytes_per_block())}
+    print(json.dumps(options | run(**options) | memory | {"load_average": os.getloadavg()[0]}))
 
 
 if __name__ == "__main__":
