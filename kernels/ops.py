@@ -28,6 +28,7 @@ from .paged_attention import cpu as attention_cpu
 from .paged_attention.metadata import PLAIN, AttentionMetadata, AttentionOptions
 from .paged_attention.reference import paged_attention_tiles
 from .penalties import reference as penalties_reference
+from .ranks.shared import ExchangeMemory, RankExchange, make_exchange
 from .rms_norm import reference as rms_reference
 from .rotary import cpu as rotary_cpu
 from .rotary import reference as rotary_reference
@@ -40,12 +41,14 @@ __all__ = [
     "Activation",
     "AttentionMetadata",
     "AttentionOptions",
+    "ExchangeMemory",
     "KvCache",
     "KvLayout",
     "Logprobs",
     "Prepared",
     "PreparedExperts",
     "Quantization",
+    "RankExchange",
     "RecordingMemory",
     "Routing",
     "add_rms_norm_",
@@ -61,6 +64,7 @@ __all__ = [
     "gather_blocks",
     "linear",
     "linear_add",
+    "make_exchange",
     "norm_add_",
     "norm_heads_",
     "norm_linear",
@@ -98,15 +102,24 @@ def set_cpu_threads(threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
         kernels.set_threads(threads)
 
 
-def embed(tokens_T: Tensor, table_VD: Tensor, scale: float = 1.0) -> Tensor:
-    """Rows of the table times scale, in fp32: the beginning of a residual stream [tokens, hidden]."""
-    kernels = _native(table_VD, table_VD.shape[1])
+def embed(tokens_T: Tensor, table_VD: Tensor, scale: float = 1.0, first: int | None = None) -> Tensor:
+    """Rows of the table times scale, in fp32: the beginning of a residual stream [tokens, hidden].
+
+    first: the token of the table's first row, where it is a part of the vocabulary; others are zeros.
+    """
+    V, D = table_VD.shape
+    kernels = _native(table_VD, D)
+    if kernels is None and first is not None:
+        rows_T = tokens_T - first
+        foreign_T = (rows_T < 0) | (rows_T >= V)
+        rows_TD = embed(rows_T.masked_fill(foreign_T, 0), table_VD, scale)
+        return rows_TD.masked_fill_(foreign_T[:, None], 0.0)
     if kernels is None:
         rows_TD = table_VD[tokens_T].float()
         return rows_TD if scale == 1 else rows_TD * scale
-    out_TD = torch.empty((tokens_T.shape[0], table_VD.shape[1]), dtype=torch.float32)
+    out_TD = torch.empty((tokens_T.shape[0], D), dtype=torch.float32)
     places = tokens_T.data_ptr(), table_VD.data_ptr(), out_TD.data_ptr()
-    kernels.df_embed(*places, *out_TD.shape, scale)
+    kernels.df_embed(*places, *out_TD.shape, first or 0, V, scale)
     return out_TD
 
 

@@ -159,6 +159,9 @@ class FollowerConfig(Frozen):
     rank: int = Field(ge=1, description="of engine.runner.tensor_parallel_size")
     max_len: int = Field(ge=1, description="tokens of a sequence at most")
     store: Path = Field(description="file by which the ranks find each other, open in all of them")
+    exchange: int | None = Field(
+        None, description="descriptor of the memory in which they add up numbers; None for a process group"
+    )
 
 
 class FakeConfig(Frozen):

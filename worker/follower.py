@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 def load(config: FollowerConfig) -> RankModel:
     info = read_config(config.engine.model.folder)
-    ranks = meet(config.engine, info, config.rank, config.store)
+    ranks = meet(config.engine, info, config.rank, config.store, config.exchange)
     return RankModel(config.engine, info, config.max_len, ranks, lambda *_: None)
 
 

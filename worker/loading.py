@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from decodefleet.kernels import ops
+
 from .assets.checkpoint import ModelInfo, fingerprint, read_config, stored_values
 from .assets.errors import ModelError
 from .assets.quantised import weight_format
@@ -84,7 +86,8 @@ def _gang(config: EngineConfig, info: ModelInfo, max_len: int, on_loss: OnLoss) 
     if ranks == 1:
         return None
     Shard.of(info, 0, ranks)
-    return Gang(config, max_len, on_loss)
+    on_cpu = choose_device(config.runner.device).type == "cpu"
+    return Gang(config, max_len, on_loss, ops.make_exchange(ranks) if on_cpu else None)
 
 
 def _card(config: EngineConfig, info: ModelInfo, runner: ModelRunner, max_len: int) -> ModelCard:

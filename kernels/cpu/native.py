@@ -35,6 +35,7 @@ SOURCES = (
     "linear/cpu.cpp",
     "moe/cpu.cpp",
     "paged_attention/cpu.cpp",
+    "ranks/cpu.cpp",
     "rotary/cpu.cpp",
     "sampling/cpu.cpp",
 )
@@ -61,7 +62,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "df_pack_linear_int8": [_POINTER, _INT64, _INT64, _POINTER],
     "df_linear": [_POINTER] * 5 + [_INT64] * 3 + [_INT],
     "df_paged_attention": [_POINTER] * 9 + [_INT64] * 12 + [_FLOAT] * 2,
-    "df_embed": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT],
+    "df_embed": [_POINTER] * 3 + [_INT64] * 4 + [_FLOAT],
     "df_add_rms_norm": [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT] * 2,
     "df_norm_add": [_POINTER] * 3 + [_INT64] * 2 + [_FLOAT] * 2,
     "df_norm_heads": [_POINTER] * 2 + [_INT64] * 4 + [_FLOAT] * 2,
@@ -72,6 +73,10 @@ _SIGNATURES: dict[str, list[Any]] = {
     "df_angles": [_POINTER] * 3 + [_INT64] * 3,
     "df_argmax": [_POINTER, _INT64, _INT64, _POINTER],
     "df_sample": [_POINTER, _INT64, _INT64, *[_POINTER] * 7],
+    "df_sum_ranks": [_POINTER] * 2 + [_INT64, _INT],
+    "df_add_sum_ranks": [_POINTER] * 3 + [_INT64, _INT],
+    "df_join_ranks": [_POINTER] * 3 + [_INT64] * 3,
+    "df_from_rank_0": [_POINTER] * 2 + [_INT64],
     "df_silu_mul": [_POINTER] * 2 + [_INT64] * 2,
     "df_gelu_tanh_mul": [_POINTER] * 2 + [_INT64] * 2,
 }

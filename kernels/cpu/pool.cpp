@@ -27,12 +27,6 @@ inline uint64_t region_of(uint64_t ticket) { return ticket >> 32; }
 inline int count_of(uint64_t ticket) { return (int)(ticket >> 16 & 0xffff); }
 inline int next_of(uint64_t ticket) { return (int)(ticket & 0xffff); }
 
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
 class Pool {
   public:
     void resize(int threads) {

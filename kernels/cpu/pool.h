@@ -12,6 +12,13 @@ void parallel(int count, const std::function<void(int)>& run);
 
 int threads();
 
+// for loops that wait for another core
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
 // Calls run(row) for each row; rows are cheap, so they are shared out in chunks that are worth a claim.
 inline void over_rows(int64_t rows, int64_t row_values, const std::function<void(int64_t)>& run) {
     const int64_t per_chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(row_values, 1));

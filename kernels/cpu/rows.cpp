@@ -39,13 +39,15 @@ void gate_mul(const bf16* gate_up, bf16* out, int64_t T, int64_t I, Argument arg
 }  // namespace
 }  // namespace df
 
-// out[t] = float(table[tokens[t]])·scale. D % 16 == 0.
+// out[t] = float(table[tokens[t] - first])·scale, zeros where the table of V rows has none. D % 16 == 0.
 extern "C" void df_embed(const int64_t* tokens, const uint16_t* table, float* out, int64_t T, int64_t D,
-                         float scale) {
+                         int64_t first, int64_t V, float scale) {
     using namespace df;
     over_rows(T, D, [&](int64_t t) {
-        const bf16* row = table + tokens[t] * D;
-        for (int64_t d = 0; d < D; d += 16) store(out + t * D + d, load_bf16(row + d) * scale);
+        const int64_t place = tokens[t] - first;
+        const bf16* row = place >= 0 && place < V ? table + place * D : nullptr;
+        for (int64_t d = 0; d < D; d += 16)
+            store(out + t * D + d, row ? load_bf16(row + d) * scale : splat(0.0f));
     });
 }
 DF_RECORDABLE(df_embed)

@@ -1,9 +1,10 @@
 """What it costs that ranks compute together: messages, sums and logits in µs, and bytes against the formula.
 
     python tests/bench/tensor_parallel.py smollm2-135m --ranks 3
+    python tests/bench/tensor_parallel.py gemma3-270m --ranks 2
 
-Ranks are processes on the CPU of this machine, and tell each other numbers through gloo on the loopback
-interface, whose counters say how many bytes went.
+Ranks are processes on the CPU of this machine. They tell each other numbers through memory that they share,
+or through gloo on the loopback interface, whose counters say how many bytes went; both ways take turns.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ import numpy as np
 import psutil
 import torch
 
+from decodefleet.kernels import ops
+from decodefleet.kernels.ops import ExchangeMemory
 from decodefleet.worker.assets.checkpoint import ModelInfo, read_config
 from decodefleet.worker.assets.resolve import resolve_model
 from decodefleet.worker.llm import LLM, SamplingParams
 from decodefleet.worker.parallel.channel import Receiver, Sender, make_memory
-from decodefleet.worker.parallel.ranks import Ranks, join
+from decodefleet.worker.parallel.group_ranks import join
+from decodefleet.worker.parallel.ranks import Ranks
 from decodefleet.worker.parallel.shard import Shard
+from decodefleet.worker.parallel.shared_ranks import SharedRanks
 
 REPEATS = 300
 STREAMS, TOKENS = 8, 64
+WAYS = ("shared", "gloo")
 
 
 def main() -> None:
@@ -41,20 +47,31 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="turns that each way has; medians are shown")
     options = parser.parse_args()
     info = read_config(resolve_model(options.model).folder)
-    rows = {f"message of a step, {n} sequences": message_us(n) for n in (1, 8, 64)}
-    rows |= exchanges_us(options.ranks, info)
+    turns = range(options.rounds)
     print(f"| {options.model} on {options.ranks} ranks | µs, median |\n|---|---|")
-    for label, value in rows.items():
-        print(f"| {label} | {value:.0f} |")
+    for sequences in (1, 8, 64):
+        print(f"| message of a step, {sequences} sequences | {message_us(sequences):.0f} |")
+    pairs = [(exchanges_us(options.ranks, info, way) for way in WAYS) for _ in turns]
+    found = [tuple(pair) for pair in pairs]
+    print("\n| µs, median | shared memory | gloo |\n|---|---|---|")
+    for label in found[0][0]:
+        shared, gloo = (statistics.median(turn[way][label] for turn in found) for way in range(2))
+        print(f"| {label} | {shared:.0f} | {gloo:.0f} |")
     print(
         f"\n| decode, {STREAMS} streams | ms per step | KiB per token | by the formula |\n|---|---|---|---|"
     )
-    for ranks in (1, options.ranks):
-        step_ms, kib = decode(options.model, ranks)
-        wanted = bytes_per_token(info, ranks) / 1024
-        print(f"| {ranks} ranks | {step_ms:.1f} | {kib:.0f} | {wanted:.0f} |")
+    measured = [[decode(options.model, ranks, way) for ranks, way in _cases(options.ranks)] for _ in turns]
+    for (ranks, way), rounds in zip(_cases(options.ranks), zip(*measured, strict=True), strict=True):
+        step_ms, kib = (statistics.median(values) for values in zip(*rounds, strict=True))
+        wanted = bytes_per_token(info, ranks) / 1024 if way == "gloo" else 0
+        print(f"| {ranks} ranks, {way} | {step_ms:.1f} | {kib:.0f} | {wanted:.0f} |")
+
+
+def _cases(ranks: int) -> list[tuple[int, str]]:
+    return [(1, "alone"), *((ranks, way) for way in WAYS)]
 
 
 def message_us(sequences: int, context: int = 2048) -> float:
@@ -85,10 +102,12 @@ def message_us(sequences: int, context: int = 2048) -> float:
     return micros
 
 
-def exchanges_us(ranks: int, info: ModelInfo) -> dict[str, float]:
+def exchanges_us(ranks: int, info: ModelInfo, way: str) -> dict[str, float]:
     """Of rank 0, all ranks doing the same."""
+    memory = ExchangeMemory(ranks) if way == "shared" else None
+    path = None if memory is None else f"/proc/{os.getpid()}/fd/{memory.fd}"
     with tempfile.TemporaryDirectory() as folder:
-        arguments = Path(folder), ranks, info.hidden_size, info.vocab_size
+        arguments = Path(folder), ranks, info.hidden_size, info.vocab_size, path
         spawn = multiprocessing.get_context("spawn")
         others = [spawn.Process(target=_exchange, args=(rank, *arguments)) for rank in range(1, ranks)]
         for other in others:
@@ -97,12 +116,19 @@ def exchanges_us(ranks: int, info: ModelInfo) -> dict[str, float]:
         for other in others:
             other.join()
         found: dict[str, float] = json.loads((Path(folder) / "found").read_text())
+    if memory is not None:
+        memory.close()
     return found
 
 
-def _exchange(rank: int, folder: Path, size: int, hidden: int, vocabulary: int) -> None:
+def _exchange(rank: int, folder: Path, size: int, hidden: int, vocabulary: int, path: str | None) -> None:
     torch.set_num_threads(1)
-    ranks = join(Shard(rank, size), torch.device("cpu"), folder / "store", patience_s=60, ordered=True)
+    ops.set_cpu_threads(1)
+    shard = Shard(rank, size)
+    if path is None:
+        ranks: Ranks = join(shard, torch.device("cpu"), folder / "store", patience_s=60, ordered=True)
+    else:
+        ranks = SharedRanks(shard, os.open(path, os.O_RDWR), patience_s=60)
     found = {}
     with torch.inference_mode():
         for tokens in (1, 8, 64, 512):
@@ -119,14 +145,18 @@ def _sum(ranks: Ranks, tokens: int, hidden: int) -> Callable[[], Any]:
 
 
 def _logits(ranks: Ranks, tokens: int, vocabulary: int) -> Callable[[], Any]:
-    widest = ranks.shard.most_tokens(vocabulary)
-    logits_RV = torch.zeros(tokens, widest)
+    widest, part = ranks.shard.most_tokens(vocabulary), ranks.shard.vocabulary(vocabulary)
+    logits_RV = torch.zeros(tokens, widest if part is None else part.stop - part.start)
     return lambda: ranks.join_columns(logits_RV, widest, vocabulary)
 
 
-def decode(model: str, ranks: int) -> tuple[float, float]:
+def decode(model: str, ranks: int, way: str) -> tuple[float, float]:
     """Milliseconds per step of STREAMS streams, and KiB over the loopback interface per token."""
+    make = ops.make_exchange
+    if way == "gloo":
+        ops.make_exchange = lambda _: None
     llm = LLM(model, tensor_parallel_size=ranks, max_model_len=512, device="cpu")
+    ops.make_exchange = make
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     prompts = [[100 + i] * 2 for i in range(STREAMS)]
     llm.generate(prompts, params, progress=False)
@@ -138,7 +168,7 @@ def decode(model: str, ranks: int) -> tuple[float, float]:
 
 
 def bytes_per_token(info: ModelInfo, ranks: int) -> float:
-    """That leave any rank: two sums of a layer in bf16, the embedding's in fp32, logits to rank 0.
+    """That leave any rank by gloo: two sums of a layer in bf16, the embedding's in fp32, logits to rank 0.
 
     Two ranks sum by halves (each sends half of the numbers, then half of the sums); more send all to all, but
     for the embedding, whose sum goes around in parts.

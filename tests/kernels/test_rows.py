@@ -35,6 +35,8 @@ def test_embed(threads: int, D: int) -> None:
     table, tokens = torch.randn(50, D).bfloat16(), torch.randint(0, 50, (17,))
     assert torch.equal(ops.embed(tokens, table), table[tokens].float())
     assert torch.equal(ops.embed(tokens, table, 25.25), table[tokens].float() * 25.25)
+    parts = [ops.embed(tokens, table[first : first + 20], 25.25, first) for first in (0, 20, 40)]
+    assert torch.equal(sum(parts), ops.embed(tokens, table, 25.25)), "each token is in one part of the table"
 
 
 @pytest.mark.parametrize("D", [640, 33])

@@ -71,6 +71,11 @@ def test_moved_to_another_worker(tiny_llama: Path, options: dict[str, Any], runn
         assert [entry for delta in outcome.deltas for entry in delta.logprobs or ()] == scores[cut:], name
 
 
+def test_ranks(tiny_llama: Path) -> None:
+    """Among two ranks: alone and eager, together and recorded, and swapped to both ranks' memory."""
+    check_all_ways(tiny_llama, tiny_jobs(SEEDED), blocks=96, tight=10, tensor_parallel_size=2)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
 def test_tiny_model_with_a_quantised_cache(tiny_llama: Path, kv_cache_dtype: str) -> None:
     """A token reads what was stored of the keys and values in its own chunk too, so chunks change nothing."""

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from decodefleet.kernels.ops import ExchangeMemory
+
 from ..assets.errors import ModelError
 from ..config import EngineConfig, FollowerConfig
 from ..engine_api import RankLost
@@ -52,12 +54,22 @@ class News(msgspec.Struct, frozen=True):
 
 
 class Gang:
-    """store: file by which the ranks find each other. on_loss: told once, by another thread, who was lost."""
+    """store: file by which the ranks find each other. exchange: memory in which CPUs add up numbers, if any.
 
-    def __init__(self, config: EngineConfig, max_len: int, on_loss: OnLoss = ignore_loss) -> None:
+    on_loss: told once, by another thread, who was lost.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_len: int,
+        on_loss: OnLoss = ignore_loss,
+        exchange: ExchangeMemory | None = None,
+    ) -> None:
         """Starts the processes; returns when all have come to life. Raises ModelError where one does not."""
-        # a file without a name, that the followers inherit under the same number
+        # files without a name, that the followers inherit under the same number
         self._store = os.memfd_create("decodefleet-store")
+        self._exchange = exchange
         self.store = Path(f"/proc/self/fd/{self._store}")
         self._on_loss = on_loss
         self._closing = threading.Event()
@@ -69,8 +81,8 @@ class Gang:
         memory = make_memory()
         try:
             for rank in range(1, config.runner.tensor_parallel_size):
-                own = FollowerConfig(engine=config, rank=rank, max_len=max_len, store=self.store)
-                self._start(own, memory)
+                places = {"store": self.store, "exchange": self.exchange}
+                self._start(FollowerConfig(engine=config, rank=rank, max_len=max_len, **places), memory)
             self._hear_all()
             self._sender = Sender(memory, self._sockets)
         except BaseException:
@@ -80,6 +92,11 @@ class Gang:
             os.close(memory)
         self._watch = threading.Thread(target=self._watch_processes, name="rank-watch", daemon=True)
         self._watch.start()
+
+    @property
+    def exchange(self) -> int | None:
+        """Its descriptor, in all ranks."""
+        return None if self._exchange is None else self._exchange.fd
 
     @property
     def pids(self) -> list[int]:
@@ -123,8 +140,9 @@ class Gang:
         self._answers[answers.fileno()] = answers
         self._poll.register(answers, select.POLLIN)
         with theirs, their_answers:
-            inherited = theirs.fileno(), memory, their_answers.fileno(), self._store
-            command = [sys.executable, "-m", MODULE, *map(str, inherited[:3])]
+            told = theirs.fileno(), memory, their_answers.fileno()
+            inherited = (*told, self._store, *(() if self.exchange is None else (self.exchange,)))
+            command = [sys.executable, "-m", MODULE, *map(str, told)]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited)
         self._processes.append(process)
         ours.send(config.model_dump_json().encode())
@@ -152,6 +170,8 @@ class Gang:
                 if process.poll() is not None and not self._closing.is_set():
                     reason = f"rank {rank} of the model {_end_of(process)}"
                     log.error("%s", reason)
+                    if self._exchange is not None:
+                        self._exchange.abort()
                     self._on_loss(reason)
                     return
 
@@ -165,6 +185,8 @@ class Gang:
             process.kill()
             process.wait()
         os.close(self._store)
+        if self._exchange is not None:
+            self._exchange.close()
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

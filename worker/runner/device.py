@@ -12,8 +12,10 @@ from decodefleet.kernels import ops
 from ..assets.checkpoint import ModelInfo
 from ..assets.errors import ModelError
 from ..config import EngineConfig, KvCacheDtype, RunnerConfig
-from ..parallel.ranks import Ranks, join
+from ..parallel.group_ranks import join
+from ..parallel.ranks import Ranks
 from ..parallel.shard import Shard
+from ..parallel.shared_ranks import SharedRanks
 
 # until all ranks have come together, and while they load: one may compile what others find compiled
 PATIENCE_AT_START_S = 600.0
@@ -66,9 +68,13 @@ def is_invariant(config: RunnerConfig) -> bool:
     return not on_gpu if config.batch_invariant is None else config.batch_invariant
 
 
-def meet(config: EngineConfig, info: ModelInfo, rank: int, store: Path) -> Ranks:
-    """The other ranks, once all have come. Raises ModelError where the model cannot be divided among them."""
+def meet(config: EngineConfig, info: ModelInfo, rank: int, store: Path, exchange: int | None) -> Ranks:
+    """The other ranks. store: file by which a process group comes together; exchange: memory of
+    `ops.make_exchange` instead, if any. Raises ModelError where the model cannot be divided among them.
+    """
     shard = Shard.of(info, rank, config.runner.tensor_parallel_size)
+    if exchange is not None:
+        return SharedRanks(shard, exchange, patience_s=PATIENCE_AT_START_S)
     device = rank_device(config.runner, rank)
     return join(shard, device, store, patience_s=PATIENCE_AT_START_S, ordered=is_invariant(config.runner))
 

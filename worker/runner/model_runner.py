@@ -43,7 +43,7 @@ class ModelRunner:
         gang: Gang | None = None,
     ) -> None:
         self._gang = gang
-        ranks = ALONE if gang is None else meet(config, info, 0, gang.store)
+        ranks = ALONE if gang is None else meet(config, info, 0, gang.store, gang.exchange)
         self.rank = RankModel(config, info, max_len, ranks, progress)
         if gang is not None:
             gang.await_loaded()

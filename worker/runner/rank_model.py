@@ -79,8 +79,7 @@ class RankModel:
         rows, chunk = config.batch.max_num_seqs, config.batch.max_num_batched_tokens
         self.widths = self.groups.most_entries(max_len, self.block_size, chunk)
         self._frames = sorted(set(self.groups.frames))
-        # on a CPU a recording holds our own calls, and what ranks tell each other is none of those
-        recordable = own and ops.can_record(self.device, self.dtype) and (on_gpu or ranks.shard.size == 1)
+        recordable = own and ranks.recordable and ops.can_record(self.device, self.dtype)
         eager = _given(options.enforce_eager, not recordable) or not own
         self.buckets = None if eager else Buckets.up_to(rows, self._longest(max_len), exact=not on_gpu)
         # on the host nothing has to be packed but what a recording reads
@@ -133,6 +132,7 @@ class RankModel:
             hidden_TD = self.forward(inputs)
         else:
             hidden_TD = self._graphs.run(step.bucket, inputs, step.chunks)
+            self.ranks.check()
         return Ran(hidden_TD, hidden_S, others)
 
     def scored_logits(self, step: StepArrays, ran: Ran) -> Iterator[Tensor]:

@@ -28,7 +28,9 @@ def recorded(folder: Path, **options: Any) -> list[bool]:
     run_all(engine)
     graphs = engine._runner.rank._graphs
     assert graphs is not None
-    return [own.replay is not None for own in graphs._recordings.values()]
+    replayed = [own.replay is not None for own in graphs._recordings.values()]
+    engine.close()
+    return replayed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,6 +42,15 @@ def test_families(tmp_path: Path, family: str) -> None:
 
 def test_gemma3(tmp_path: Path) -> None:
     replayed = recorded(write_tiny_gemma3(tmp_path))
+    assert replayed
+    assert all(replayed)
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2-window", "gemma3"])
+def test_ranks(tmp_path: Path, family: str) -> None:
+    """Sums between ranks are native calls as well."""
+    folder = write_tiny_gemma3(tmp_path) if family == "gemma3" else write_family(tmp_path, family)
+    replayed = recorded(folder, tensor_parallel_size=2)
     assert replayed
     assert all(replayed)
 
