@@ -30,6 +30,7 @@ from .wire import (
 
 
 async def create_chat_completion(front: Front, request: Request) -> Response:
+    """The assistant's next message, whole or as a stream."""
     request.state.field_names = {"prompt": "messages"}
     body = await front.body(request, ChatRequest)
     max_tokens = body.max_tokens

@@ -23,6 +23,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def create_completion(front: Front, request: Request) -> Response:
+    """What follows a prompt, or each of several, whole or as a stream."""
     body = await front.body(request, CompletionRequest)
     card = front.card(body.model)
     if body.best_of is not None and body.best_of != (body.n or 1):

@@ -24,10 +24,12 @@ T = TypeVar("T")
 
 
 async def list_models(front: Front, _request: Request) -> Response:
+    """The models that are served, as far as known here."""
     return json_response(ModelList(data=[_model(front, card) for card in front.router.models.values()]))
 
 
 async def get_model(front: Front, request: Request) -> Response:
+    """One model, by its served name."""
     return json_response(_model(front, front.card(request.path_params["model_id"])))
 
 
@@ -44,12 +46,13 @@ async def ready(front: Front, _request: Request) -> Response:
 
 
 async def metrics(front: Front, _request: Request) -> Response:
+    """The whole fleet's metrics for Prometheus, from any router."""
     text = await ask_scheduler(front.fleet.metrics())
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def placements(front: Front, request: Request) -> Response:
-    """The scheduler's decisions with their terms, newest last; of one request if `request_id` is given."""
+    """The scheduler's decisions with their terms, newest first; those on one `request_id`, oldest first."""
     request_id = request.query_params.get("request_id")
     found = await ask_scheduler(front.fleet.placements(request_id))
     if request_id is not None and not found:
@@ -71,6 +74,7 @@ async def fleet(front: Front, request: Request) -> Response:
 
 
 async def show_version(_front: Front, _request: Request) -> Response:
+    """The version of this router."""
     return json_response(Version(version=own_version()))
 
 

@@ -14,6 +14,7 @@ from .wire import Prompt, Tokens
 
 
 async def tokenize(front: Front, request: Request) -> Response:
+    """The token ids of a prompt, or of a conversation as the model's chat template writes it."""
     body = await front.body(request, TokenizeRequest)
     card = front.card(body.model)
     tokens = await prompt_tokens(await front.router.text(card), request, body)
@@ -36,6 +37,7 @@ async def prompt_tokens(text: TextService, request: Request, body: TokenizeReque
 
 
 async def detokenize(front: Front, request: Request) -> Response:
+    """The text of token ids."""
     body = await front.body(request, DetokenizeRequest)
     card = front.card(body.model)
     if any(token >= card.vocab_size for token in body.tokens):

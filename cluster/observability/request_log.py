@@ -41,7 +41,7 @@ def words_of(fields: dict[str, Any]) -> str:
 
 
 def log_exchange(exchange: Exchange) -> None:
-    level = logging.DEBUG if exchange.route in QUIET and exchange.error is None else logging.INFO
+    level = logging.DEBUG if exchange.route in QUIET else logging.INFO
     if log.isEnabledFor(level):
         fields = fields_of(exchange)
         log.log(level, "%s", words_of(fields), extra={"request": fields})

@@ -106,14 +106,14 @@ export class Fleet {
     const total = sum((worker) => worker.kv.total);
     const waiting = sum((worker) => worker.waiting);
     const tiles = [
-      ["Workers serving", `${serving} of ${workers.length}`, `${seen.routers} ${seen.routers === 1 ? "router" : "routers"}`, (p) => p.workers],
-      ["Running", count(sum((worker) => worker.running)), `${count(seen.placed)} placed so far`, (p) => p.running],
+      ["Workers", `${serving} of ${workers.length}`, `${seen.routers} ${seen.routers === 1 ? "router" : "routers"}`, (p) => p.workers],
+      ["Running", count(sum((worker) => worker.running)), `${count(seen.placed)} placed`, (p) => p.running],
       ["Waiting", count(waiting + queue.length), queue.length ? `${queue.length} queued for ${seconds(queue.oldest_s)}` : "none queued", (p) => p.waiting + p.queued],
-      ["Tokens per second", count(last?.generated_tokens), last ? `${count(last.prompt_tokens)} of prompts` : "", (p) => p.generated_tokens],
-      ["KV cache in use", percent(total ? used / total : null), `${count(total)} blocks`, (p) => p.kv_usage],
-      ["Prefix hit rate", percent(last?.hit_rate), seen.prefix_index.directory_up ? `${count(seen.prefix_index.blocks)} blocks known` : "directory away", (p) => p.hit_rate],
-      ["First token, p95", seconds(at(last?.ttft_s, 1)), last?.ttft_s ? `p50 ${seconds(last.ttft_s[0])}` : "", (p) => at(p.ttft_s, 1)],
-      ["Between tokens, p95", seconds(at(last?.itl_s, 1)), last?.itl_s ? `p50 ${seconds(last.itl_s[0])}` : "", (p) => at(p.itl_s, 1)],
+      ["Tokens/s", count(last?.generated_tokens), last ? `${count(last.prompt_tokens)} of prompts` : "", (p) => p.generated_tokens],
+      ["KV in use", percent(total ? used / total : null), `${count(total)} blocks`, (p) => p.kv_usage],
+      ["Hit rate", percent(last?.hit_rate), seen.prefix_index.directory_up ? `${count(seen.prefix_index.blocks)} blocks` : "directory away", (p) => p.hit_rate],
+      ["First token p95", seconds(at(last?.ttft_s, 1)), last?.ttft_s ? `p50 ${seconds(last.ttft_s[0])}` : "", (p) => at(p.ttft_s, 1)],
+      ["Token gap p95", seconds(at(last?.itl_s, 1)), last?.itl_s ? `p50 ${seconds(last.itl_s[0])}` : "", (p) => at(p.itl_s, 1)],
     ];
     byId("tiles").replaceChildren(...tiles.map(([name, value, more, history]) =>
       el("div", { class: "tile" }, el("div", { class: "name" }, name), el("div", { class: "value" }, value),

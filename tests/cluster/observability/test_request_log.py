@@ -80,10 +80,11 @@ def test_no_value_starts_a_line_or_a_field(text):
     assert (json.loads(word) if word.startswith('"') else word) == text
 
 
-@pytest.mark.parametrize(("route", "level"), [("/health", "DEBUG"), ("/v1/models", "INFO")])
-def test_what_machines_ask_for_is_told_to_those_who_debug(caplog, route, level):
+@pytest.mark.parametrize(("route", "level"), [("/ready", "DEBUG"), ("/v1/models", "INFO")])
+@pytest.mark.parametrize("status", [200, 503])
+def test_what_machines_ask_for_is_told_to_those_who_debug(caplog, route, level, status):
     caplog.set_level(logging.DEBUG, "decodefleet.requests")
-    log_exchange(Exchange("a", "GET", route, 200))
+    log_exchange(Exchange("a", "GET", route, status))
     (record,) = caplog.records
     assert record.levelname == level
     assert record.request["route"] == route
