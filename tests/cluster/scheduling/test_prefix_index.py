@@ -123,14 +123,13 @@ def test_memory_is_bounded(make):
 def test_dropped_chains_are_freed_a_piece_at_a_time(make, monkeypatch):
     monkeypatch.setattr(prefix_index, "_SWEEP", 5)
     index = PrefixIndex()
-    for now in range(0, 100, 2):
-        index.dispatched(A, Chain.of(make.hashes(40, now)).marks)
-        index.tick(float(now), 2.0)
-    recent = index._recent
-    held = sum(map(len, recent._dropped))
-    for now in range(held // 5 + 1):
-        index.tick(100.0 + now / 1000, 2.0)
-    assert recent._dropped == []
+    index.dispatched(A, Chain.of(make.hashes(40)).marks)
+    for now in (0.0, 2.0):
+        index.tick(now, 2.0)
+    assert len(index._recent) == 0
+    assert sum(map(len, index._recent._dropped)) == 5
+    index.tick(2.1, 2.0)
+    assert index._recent._dropped == []
 
 
 def test_a_bit_is_reused_only_when_swept(make, monkeypatch):
