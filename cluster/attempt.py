@@ -26,7 +26,7 @@ from .text_service import Prompt
 
 # a worker that accepted a request and then says nothing is given this many times what was predicted
 PATIENCE = 20.0
-MIN_PATIENCE_S = 60.0
+MIN_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import time
 from decodefleet.worker.protocol import TokenDelta, TokenLogprobs
 
 from .attempt import Attempt, GenerationRequest, Known
-from .dataplane.errors import DataplaneError
+from .dataplane.errors import DataplaneError, PlacementRefused
 from .dataplane.scheduler_client import SchedulerClient
 from .dataplane.worker_clients import WorkerClients
 from .observability.timeline import Timeline
@@ -107,7 +107,8 @@ class Generation:
         log.warning("request %s: %s; trying again", self.request.request_id, error)
         self.timeline.moved(error)
         failed.close(0, last=False)
-        if failed.progress:
+        # one that was refused has waited until whoever was lost may be back
+        if failed.progress or isinstance(error, PlacementRefused):
             self._exclude = ()
         if again.avoid and failed.worker_id is not None:
             self._exclude = (*self._exclude, failed.worker_id)

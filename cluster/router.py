@@ -69,7 +69,7 @@ class Router:
             self._context,
             self.router_id,
             security,
-            on_lost=lambda life: self._scheduler.snapshot.lose(life),
+            on_lost=lambda life: self._scheduler.suspect(life),
         )
         self._scheduler = SchedulerClient(
             self._context,

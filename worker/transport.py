@@ -21,7 +21,7 @@ PEER_QUEUE = 4096
 MAX_FRAME_BYTES = 64 << 20
 # a peer that is frozen or cut off counts as gone after the timeout, though no connection was reset
 HEARTBEAT_MS = 500
-HEARTBEAT_TIMEOUT_MS = 2500
+HEARTBEAT_TIMEOUT_MS = 2000
 
 T = TypeVar("T")
 

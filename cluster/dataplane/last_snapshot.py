@@ -8,6 +8,7 @@ Pure bookkeeping; knows neither sockets nor time.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from random import Random
 
 from decodefleet.worker.protocol import Fenced, Place, Placement, Welcome, WorkerBrief
@@ -31,6 +32,11 @@ class LastSnapshot:
     def models(self) -> frozenset[str]:
         """Those that some worker serves, as far as is known."""
         return frozenset(brief.model for brief in self._workers.values())
+
+    @property
+    def lives(self) -> Set[Life]:
+        """Workers that take requests, as far as is known."""
+        return self._workers.keys()
 
     def note(self, welcome: Welcome, *, believe: bool) -> bool:
         """What a scheduler says; whether it counts. One that has only just begun and knows of nobody yet is

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
 import zmq.asyncio
 
 from decodefleet.worker.protocol import (
@@ -34,7 +35,7 @@ from decodefleet.worker.transport import Codec, PeerUnreachable, Security
 
 from .connection import Connection
 from .errors import PlacementRefused, SchedulerSilent
-from .last_snapshot import LastSnapshot
+from .last_snapshot import LastSnapshot, Life
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ AWAY_S = 0.5
 CROWD_S = 10.0
 # after this a new scheduler that knows no workers is believed
 YOUNG_S = 10.0
+# a worker that could not be reached is not asked for so long, unless it starts again meanwhile
+SUSPECT_S = 5.0
 
 Key = tuple[str, int]
 
@@ -92,6 +95,7 @@ class SchedulerClient:
         self._absent_since: float | None = None
         self._stand_in: asyncio.TimerHandle | None = None
         self._newest_epoch = 0
+        self._suspects: dict[Life, float] = {}
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -125,6 +129,8 @@ class SchedulerClient:
         SchedulerSilent when nobody answers in time.
         """
         self._live[place.request_id] = None
+        if self._suspects:
+            place = self._without_suspects(place)
         placement = self._by_snapshot(place) or await self._by_scheduler(place)
         self.snapshot.placed(place, placement.worker_id)
         return placement
@@ -139,11 +145,25 @@ class SchedulerClient:
             self._live.pop(request_id, None)
         self._send(Release(request_id=request_id, attempt=attempt, generated=generated))
 
+    def suspect(self, life: Life) -> None:
+        """We cannot reach this worker, whatever the scheduler says of it."""
+        self.snapshot.lose(life)
+        self._suspects[life] = asyncio.get_running_loop().time()
+
     def outdated(self, epoch: int) -> None:
         """A worker obeys the scheduler of this epoch: an older one's word is worth nothing any more."""
         self._newest_epoch = max(self._newest_epoch, epoch)
         if self.epoch < self._newest_epoch:
             self._lost.set()
+
+    def _without_suspects(self, place: Place) -> Place:
+        now = asyncio.get_running_loop().time()
+        self._suspects = {life: at for life, at in self._suspects.items() if now - at < SUSPECT_S}
+        anew = {worker_id for worker_id, _ in self.snapshot.lives - self._suspects.keys()}
+        avoided = {worker_id for worker_id, _ in self._suspects} - anew
+        if avoided <= {*place.exclude}:
+            return place
+        return msgspec.structs.replace(place, exclude=tuple(avoided.union(place.exclude)))
 
     def _by_snapshot(self, place: Place) -> Placement | None:
         absent_s = self._absent_s()

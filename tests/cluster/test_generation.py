@@ -293,3 +293,27 @@ async def test_a_request_that_ends_every_worker_is_given_up(scene: Scene, progre
     assert met == (MAX_LOSSES + 1 if progress else MAX_FRUITLESS + 1)
     generation.close()
     await scene.at_peace()
+
+
+async def test_a_worker_that_this_router_cannot_reach_is_not_asked_again(scene: Scene) -> None:
+    """The scheduler hears it all the same, and would send everybody there: it has the prefix."""
+    await scene.add_workers("w0", "w1")
+    prompt = list(range(100, 164))
+    generation = await scene.generation(prompt, max_tokens=20)
+    await generation.start()
+    near, submit = await scene.submitted()
+    near.emit(submit, 5)
+    await generation.take()
+    near.hide()
+    relaying = asyncio.create_task(collect(generation))
+    other, again = await scene.submitted()
+    assert other is not near
+    later = await scene.generation(prompt)
+    await later.start()
+    worker, fresh = await scene.submitted()
+    assert (worker, fresh.attempt) == (other, 0)
+    for waiting in (again, fresh):
+        other.emit(waiting, 5, finish_reason="length")
+    await relaying
+    await collect(later)
+    await scene.at_peace()

@@ -175,6 +175,10 @@ class TinyWorker(TinyPeer):
     def report_to(self, locate: Callable[[], Awaitable[tuple[str, int]]]) -> None:
         self._reporting = asyncio.create_task(self._report(locate))
 
+    def hide(self) -> None:
+        """Routers reach it no more; the scheduler does."""
+        super().die()
+
     def die(self) -> None:
         if self._reporting is not None:
             self._reporting.cancel()
