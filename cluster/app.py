@@ -155,7 +155,10 @@ class RouterReplica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         config = self._config
         settings = ApiSettings(
-            api_keys=config.api_keys(), max_body_bytes=config.max_body_bytes, access_log=config.access_log
+            api_keys=config.api_keys(),
+            max_body_bytes=config.max_body_bytes,
+            access_log=config.access_log,
+            log_fields=config.log_format == "json",
         )
         app: FastAPI = build_app(self._router, settings, fleet=self._fleet, tracing=self._tracing)
         return app

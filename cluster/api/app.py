@@ -62,7 +62,7 @@ def build_app(
     for failure in (ApiError, InvalidRequest, DataplaneError, ChatTemplateError, ClientLeft, HTTPException):
         app.add_exception_handler(failure, _answer_failure)
     app.add_exception_handler(Exception, _answer_defect)
-    app.add_middleware(Observe, metrics=router.metrics, tracing=tracing, access_log=settings.access_log)
+    app.add_middleware(Observe, metrics=router.metrics, settings=settings, tracing=tracing)
     app.openapi = lambda: document(app, router.models.values())  # type: ignore[method-assign]
     return app
 

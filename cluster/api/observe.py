@@ -9,9 +9,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..observability.exchange import CLIENT_LEFT, Exchange
-from ..observability.request_log import log_exchange
+from ..observability.request_log import is_quiet, log_exchange
 from ..observability.router_metrics import RouterMetrics
 from ..observability.tracing import RESPONSE_HEADER, Tracing, response_header
+from .settings import ApiSettings
 
 HEADER = "x-request-id"
 MAX_ID = 128
@@ -21,12 +22,12 @@ class Observe:
     """ASGI middleware. Counts by route template, never by path, so that the labels stay few."""
 
     def __init__(
-        self, app: ASGIApp, metrics: RouterMetrics, *, tracing: Tracing | None = None, access_log: bool = True
+        self, app: ASGIApp, metrics: RouterMetrics, settings: ApiSettings, tracing: Tracing | None
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._settings = settings
         self._tracing = tracing
-        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,7 +35,7 @@ class Observe:
             return
         headers = Headers(scope=scope)
         exchange = Exchange(request_id_of(headers), scope["method"])
-        if self._tracing is not None:
+        if self._tracing is not None and not is_quiet(scope["path"]):
             exchange.span = self._tracing.begin(headers)
         scope.setdefault("state", {})["exchange"] = exchange
 
@@ -61,9 +62,9 @@ class Observe:
         exchange.ended = time.monotonic()
         if exchange.status is None and exchange.error is None:
             exchange.error = CLIENT_LEFT
-        if self._access_log:
-            log_exchange(exchange)
-        if self._tracing is not None:
+        if self._settings.access_log:
+            log_exchange(exchange, as_fields=self._settings.log_fields)
+        if self._tracing is not None and exchange.span is not None:
             self._tracing.end(exchange)
 
 

@@ -18,3 +18,4 @@ class ApiSettings(Frozen):
         60.0, gt=0, description="seconds after which a client that does not read its stream is cut"
     )
     access_log: bool = Field(True, description="whether one line is logged per request")
+    log_fields: bool = Field(False, description="whether log handlers write fields: no need for words")

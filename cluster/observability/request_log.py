@@ -14,9 +14,14 @@ from .exchange import Exchange
 
 log = logging.getLogger("decodefleet.requests")
 
-# answers about the service itself are asked for by machines, several times a minute
-QUIET = frozenset({"/health", "/ready", "/metrics", "/version", "/", "/page/{name}", "/debug/fleet"})
+# answers about the service itself are asked for by machines, several times a minute: no line, no trace
+_QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/version", "/debug/fleet"})
 _PLAIN = re.compile(r"[\w.:/{}+-]+", re.ASCII)
+
+
+def is_quiet(route: str) -> bool:
+    """route: or the path itself, before it is known which route that is."""
+    return route in _QUIET or route.startswith("/page/")
 
 
 def fields_of(exchange: Exchange) -> dict[str, Any]:
@@ -40,11 +45,12 @@ def words_of(fields: dict[str, Any]) -> str:
     return " ".join(f"{key}={_word(value)}" for key, value in fields.items())
 
 
-def log_exchange(exchange: Exchange) -> None:
-    level = logging.DEBUG if exchange.route in QUIET else logging.INFO
+def log_exchange(exchange: Exchange, *, as_fields: bool = False) -> None:
+    """as_fields: the handlers write the record's `request`, so its message need not repeat that."""
+    level = logging.DEBUG if is_quiet(exchange.route) else logging.INFO
     if log.isEnabledFor(level):
         fields = fields_of(exchange)
-        log.log(level, "%s", words_of(fields), extra={"request": fields})
+        log.log(level, "%s", "request" if as_fields else words_of(fields), extra={"request": fields})
 
 
 def _generations(exchange: Exchange) -> dict[str, Any]:

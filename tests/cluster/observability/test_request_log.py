@@ -88,4 +88,13 @@ def test_what_machines_ask_for_is_told_to_those_who_debug(caplog, route, level, 
     (record,) = caplog.records
     assert record.levelname == level
     assert record.request["route"] == route
+    assert "route" in record.getMessage()
     json.dumps(record.request)
+
+
+def test_fields_are_not_told_twice(caplog):
+    caplog.set_level(logging.INFO, "decodefleet.requests")
+    log_exchange(make_exchange(), as_fields=True)
+    (record,) = caplog.records
+    assert record.getMessage() == "request"
+    assert record.request["generated_tokens"] == 3
