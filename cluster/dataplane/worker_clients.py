@@ -39,6 +39,8 @@ FAREWELL_MS = 500
 SWEEP_S = 0.5
 # a worker sends something every second at least
 SILENCE_S = 3.0
+# a worker that we have heard so lately is only cut off from the scheduler: its streams stay
+LATELY_S = 1.5
 # of one stream, while its worker lives: a safety net, since neither has a reason to be quiet for so long
 STREAM_SILENCE_S = 120.0
 # a loop that was held up this long must hear its peers before it calls anybody silent
@@ -81,6 +83,9 @@ class _Worker:
         self.connection.close(FAREWELL_MS)
         for stream in list(self.streams.values()):
             stream.fail(WorkerLost(f"worker {self.worker_id}: {reason}"))
+
+    def heard_lately(self, now: float) -> bool:
+        return self.pulses and (self._news or now - self.heard < LATELY_S)
 
     def sweep(self, now: float, *, held_up: bool) -> None:
         """Look who has been silent for too long."""
@@ -154,11 +159,12 @@ class WorkerClients:
         return stream
 
     def fence(self, fenced: Iterable[Fenced]) -> None:
-        """What the scheduler has given up: streams there end now."""
+        """What the scheduler has given up: streams there end now, unless it is silent and we hear it."""
         reasons = {(each.worker_id, each.incarnation): each.reason for each in fenced}
+        now = asyncio.get_running_loop().time()
         for worker in list(self._workers.values()):
             reason = reasons.get((worker.worker_id, worker.incarnation))
-            if reason is not None:
+            if reason is not None and not (reason == "silent" and worker.heard_lately(now)):
                 worker.lose(f"fenced as {reason}")
 
     def forget(self, worker: _Worker) -> None:

@@ -192,6 +192,26 @@ async def test_a_fence_ends_the_streams_of_that_life(
         assert len(await stream.take()) == 1
 
 
+async def test_a_worker_that_only_the_scheduler_misses_keeps_its_streams(
+    context: zmq.asyncio.Context, clients: WorkerClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_clients, "SWEEP_S", 0.02)
+    monkeypatch.setattr(worker_clients, "LATELY_S", 0.2)
+    worker = TinyWorker(context)
+    stream = clients.submit(worker.placement(), submit())
+    sent = await worker.wait(Submit)
+    worker.pulse()
+    worker.emit(sent, 1)
+    assert len(await stream.take()) == 1
+    clients.fence([Fenced("w0", "i0", "silent")])
+    worker.emit(sent, 2)
+    assert len(await stream.take()) == 1
+    # until it is silent here as well
+    await asyncio.sleep(0.3)
+    clients.fence([Fenced("w0", "i0", "silent")])
+    await until_lost(stream, "silent")
+
+
 async def test_another_life_at_the_same_place_is_another_worker(
     context: zmq.asyncio.Context, clients: WorkerClients
 ) -> None:
