@@ -29,12 +29,12 @@ from decodefleet.worker.config import (
     ModelOptions,
     RunnerConfig,
 )
+from decodefleet.worker.logs import LogFormat
 
 ENV_PREFIX = "DECODEFLEET_"
 
 Origin = Literal["flag", "env", "file", "default"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["text", "json"]
 
 
 class ConfigError(ValueError):

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import zmq
 import zmq.asyncio
 
 from decodefleet.worker.config import WorkerConfig
+from decodefleet.worker.logs import LogFormat, message_of
 from decodefleet.worker.protocol import ToSupervisor
 from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, bind
 
@@ -41,6 +43,7 @@ class RankProcess:
         security: Security | None,
         *,
         log_level: str,
+        log_format: LogFormat,
         log_file: Path | None,
     ) -> None:
         """Starts the process; `log_file` gets what it prints, where None our own output does."""
@@ -54,7 +57,9 @@ class RankProcess:
         folder = Path(self._folder.name)
         self._socket, endpoint = bind(self._context, zmq.ROUTER, f"ipc://{folder / 'supervisor'}", security)
         config = config.model_copy(update={"supervisor": endpoint})
-        self._process = _spawn(config, folder / "worker.json", env, log_level, log_file)
+        file = folder / "worker.json"
+        file.write_text(config.model_dump_json())
+        self._process = _spawn(_command(file, log_level, log_format), env, log_file)
         self._exited = asyncio.get_running_loop().create_future()
         self._pidfd = os.pidfd_open(self._process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
@@ -98,7 +103,7 @@ class RankProcess:
             return "the rank process is running"
         end = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        last = _last_line(self._log_file)
+        last = message_of(_last_line(self._log_file))
         return f"the rank process ended with {end}{hint}" + (f": {last}" if last else "")
 
     async def end(self) -> None:
@@ -154,21 +159,17 @@ def rank_environment(threads: int | None, secret: str | None) -> dict[str, str]:
     return env
 
 
-def _spawn(
-    config: WorkerConfig, file: Path, env: Mapping[str, str], log_level: str, log_file: Path | None
-) -> subprocess.Popen[bytes]:
-    file.write_text(config.model_dump_json())
-    command = [
-        sys.executable,
-        "-m",
-        "decodefleet.worker.rank",
-        "--config",
-        str(file),
-        "--log-level",
-        log_level,
-        "--parent",
-        str(os.getpid()),
-    ]
+def _command(config: Path, log_level: str, log_format: LogFormat) -> list[str]:
+    options = {
+        "--config": str(config),
+        "--log-level": log_level,
+        "--log-format": log_format,
+        "--parent": str(os.getpid()),
+    }
+    return [sys.executable, "-m", "decodefleet.worker.rank", *chain.from_iterable(options.items())]
+
+
+def _spawn(command: list[str], env: Mapping[str, str], log_file: Path | None) -> subprocess.Popen[bytes]:
     with contextlib.ExitStack() as stack:
         output: Any = stack.enter_context(log_file.open("ab")) if log_file is not None else None
         return subprocess.Popen(

@@ -199,6 +199,7 @@ class Supervisor:
             rank_environment(config.engine.runner.threads, self._config.secret()),
             self._security,
             log_level=self._config.log_level,
+            log_format=self._config.log_format,
             log_file=self._log_file,
         )
         watching = asyncio.create_task(self._watch(rank))

@@ -35,6 +35,7 @@ TORCH_FREE_WORKER = (
     "engine_api",
     "fake",
     "kv.hashing",
+    "logs",
     "protocol",
     "sampling_params",
     "server",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import logging
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from .config import WorkerConfig
 from .engine_api import EngineLike, Progress
+from .logs import set_up_logging
 from .protocol import EventSink
 from .server import WorkerServer
 from .transport import Security
@@ -29,13 +29,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="decodefleet.worker.rank", description="one rank of a worker")
     parser.add_argument("--config", type=Path, required=True, help="WorkerConfig as JSON")
     parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--parent", type=int, help="process id of the parent to die with")
     options = parser.parse_args(argv)
     if options.parent is not None:
         die_with_parent(options.parent)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logging(options.log_level, options.log_format)
     config = WorkerConfig.model_validate_json(options.config.read_text())
 
     def build_engine(sink: EventSink, progress: Progress) -> EngineLike:

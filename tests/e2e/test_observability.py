@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -37,6 +39,16 @@ VLLM = {
     "vllm:request_prompt_tokens",
     "vllm:request_generation_tokens",
 }
+
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SUFFIXES = {".json", ".yaml"}
+ELSEWHERE = (
+    "decodefleet_kv_tier_",
+    "decodefleet_scheduler_refusals",
+    "decodefleet_scheduler_unreachable",
+    "decodefleet_scheduler_directory_lag",
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +90,20 @@ def test_the_fleet_s_metrics_have_what_dashboards_of_vllm_read(http: httpx.Clien
         return found if found >= VLLM else None
 
     assert all(name.startswith(("decodefleet_", "vllm:")) for name in eventually(families))
+
+
+def test_what_dashboards_and_alerts_ask_for_is_there(http: httpx.Client) -> None:
+    """On this stack; what only tiers, refusals and a directory have is checked in tests/deploy."""
+    text = "".join(path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*") if path.suffix in SUFFIXES)
+    asked = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"decodefleet_\w+", text)}
+    assert len(asked) > 30
+    complete(http).raise_for_status()
+
+    def complete_scrape() -> bool | None:
+        exported = re.findall(r"^# TYPE (\S+)", http.get("/metrics").text, re.MULTILINE)
+        return all(name.startswith(ELSEWHERE) for name in asked - {*exported}) or None
+
+    assert eventually(complete_scrape)
 
 
 def test_one_line_per_request_with_its_tokens_and_times(
