@@ -45,6 +45,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = 0
     tenant: str = ""
+    authenticated: bool = False
     session_id: str = ""
     cache_salt: str = ""
     deadline_s: float | None = None

@@ -46,9 +46,10 @@ class RouterSettings(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """For whom a request is served."""
+    """For whom a request is served. authenticated: whether a key stands for the tenant."""
 
     tenant: str = ""
+    authenticated: bool = False
     session_id: str = ""
     priority: int = 0
     cache_salt: str = ""
@@ -143,6 +144,7 @@ class Router:
             skip_special_tokens=skip_special_tokens,
             priority=caller.priority,
             tenant=caller.tenant,
+            authenticated=caller.authenticated,
             session_id=caller.session_id,
             cache_salt=caller.cache_salt,
             deadline_s=self._settings.first_token_deadline_s,
@@ -157,6 +159,7 @@ class Router:
             len(request.prompt.tokens),
             self.metrics,
             tenant=request.tenant,
+            authenticated=request.authenticated,
             n=request.params.n,
         )
         return Generation(request, self._scheduler, self._workers, timeline)

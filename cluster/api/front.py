@@ -79,6 +79,7 @@ class Front:
         """Generations of all prompts, not started yet. Raises InvalidRequest before any of them exists."""
         caller = Caller(
             tenant=tenant_of(request, body.user),
+            authenticated=bool(getattr(request.state, "tenant", "")),
             session_id=body.session_id or "",
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",

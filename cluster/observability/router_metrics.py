@@ -174,8 +174,9 @@ class RouterMetrics:
         return found
 
     def started(self, tenant: str) -> None:
+        """tenant: as `tenants` labels it."""
         self._started += 1
-        self.tenant_requests.labels(self.tenants.label(tenant)).inc()
+        self.tenant_requests.labels(tenant).inc()
         self.in_flight.inc()
 
     def failed(self, reason: str) -> None:

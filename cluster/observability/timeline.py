@@ -58,6 +58,7 @@ class Timeline:
         metrics: RouterMetrics,
         *,
         tenant: str = "",
+        authenticated: bool = False,
         n: int = 1,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -80,7 +81,9 @@ class Timeline:
         self._received = metrics.generated_tokens.labels(model)
         self._last: list[float | None] = [None] * n
         self._lost_at: float | None = None
-        metrics.started(tenant)
+        # /metrics is read without a key: no name stands there that a caller gave itself
+        self._label = metrics.tenants.label(tenant if authenticated else "")
+        metrics.started(self._label)
 
     @property
     def complete(self) -> bool:
@@ -184,7 +187,7 @@ class Timeline:
             self.attempts[-1].ended, self.attempts[-1].error = self._clock(), error
 
     def _count_tenant(self) -> None:
-        tokens, tenant = self._metrics.tenant_tokens, self._metrics.tenants.label(self.tenant)
+        tokens, tenant = self._metrics.tenant_tokens, self._label
         if self.first_token is not None:
             tokens.labels(tenant, "prompt").inc(self.prompt_tokens)
         tokens.labels(tenant, "generated").inc(self.generated_tokens)

@@ -126,6 +126,8 @@ def test_one_line_per_request_with_its_tokens_and_times(
     assert (bad["status"], bad["outcome"]) == (400, "invalid_request_error")
     assert "generated_tokens" not in bad
     assert stream["outcome"] in ("length", "stop", "length+stop")
+    # what a caller says of itself is in the log alone
+    assert "injected" not in http.get("/metrics").text
     for line in lines:
         assert "\n" not in line.getMessage()
         json.dumps(line.request)

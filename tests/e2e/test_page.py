@@ -69,7 +69,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Opens the page of a stack. At the end: no error in the console, nothing asked of another server."""
     pages: list[tuple[Page, str, list[str], list[str]]] = []
 
-    def open_(url: str, **options: Any) -> Page:
+    def open_(url: str, prepare: Callable[[Page], None] | None = None, **options: Any) -> Page:
         page = browser.new_page(**options)
         errors: list[str] = []
         asked: list[str] = []
@@ -77,6 +77,8 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         pages.append((page, url.partition("#")[0], errors, asked))
+        if prepare is not None:
+            prepare(page)
         page.goto(url)
         return page
 
@@ -206,6 +208,20 @@ def test_a_server_that_is_away_is_told_and_found_again(stack: Any, open_page: Ca
     page.unroute("**/debug/fleet*")
     expect(page.get_by_role("alert")).to_be_hidden(timeout=15_000)
     expect(page.locator("#fleet")).not_to_have_class("stale")
+
+
+def test_a_key_for_the_playground_alone(stack: Any, open_page: Callable[..., Page]) -> None:
+    refused = json.dumps({"error": {"message": "this needs an admin key"}})
+
+    def refuse(page: Page) -> None:
+        page.route("**/debug/fleet*", lambda route: route.fulfill(status=403, body=refused))
+
+    page = open_page(stack.url, refuse)
+    expect(page.get_by_role("alert")).to_contain_text("does not open the fleet's view")
+    page.get_by_role("tab", name="Playground").click()
+    expect(page.get_by_label("Model")).to_have_value("tiny")
+    say(page, "hello")
+    expect(page.locator(".message.assistant")).to_contain_text("tokens/s")
 
 
 def test_a_stream_that_breaks_off_is_told(stack: Any, open_page: Callable[..., Page]) -> None:

@@ -120,8 +120,8 @@ def test_what_never_began_has_no_latencies():
 def test_tenants_beyond_a_number_share_a_label(tenants):
     metrics = RouterMetrics()
     for number in range(tenants):
-        Timeline("r", "m", 1, metrics, tenant=f"tenant {number}").closed()
-    Timeline("r", "m", 1, metrics).closed()
+        Timeline("r", "m", 1, metrics, tenant=f"tenant {number}", authenticated=True).closed()
+    Timeline("r", "m", 1, metrics, tenant="so they say").closed()
     labels = {
         sample.labels["tenant"]: sample.value
         for family in text_string_to_metric_families(metrics.text())
