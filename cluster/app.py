@@ -62,7 +62,9 @@ class SchedulerReplica:
             bind=f"tcp://{data_host(config)}:0",
             advertise_host=config.advertise_host,
             security=Security.from_secret(config.secret()),
-            config=SchedulingConfig(policy=config.policy, max_queue=config.max_queue),
+            config=SchedulingConfig(
+                policy=config.policy, max_queue=config.max_queue, max_queue_wait_s=config.max_queue_wait_s
+            ),
             directory=DirectoryReader(redis_url, model) if redis_url is not None else None,
         )
         await self._server.start()

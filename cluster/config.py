@@ -92,6 +92,9 @@ class ServeConfig(Frozen):
         "cost", "Cluster", "how the scheduler picks a worker"
     )
     max_queue: int = _option(1024, "Cluster", "requests that may wait for a worker before 429 is sent", ge=0)
+    max_queue_wait_s: float = _option(
+        30.0, "Cluster", "predicted wait for a worker beyond which 429 is sent at once", gt=0
+    )
     drain_s: float = _option(
         30.0, "Cluster", "seconds that running requests may take to finish when a worker stops", ge=0, le=3600
     )

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from decodefleet.worker.protocol import ModelCard
-from decodefleet.worker.sampling_params import SamplingParams
+from decodefleet.worker.sampling_params import InvalidRequest, SamplingParams
 
 from ..router import Caller, Router
 from .answers import Answers, drop
@@ -27,7 +27,7 @@ from .auth import tenant_of
 from .body import read_body
 from .errors import ApiError, Internal, Unavailable, UnknownModel, api_error
 from .fleet_source import FleetSource
-from .schemas import GenerationFields
+from .schemas import MAX_KEY, GenerationFields
 from .settings import ApiSettings
 from .sse import DONE, EventStream, event, left
 
@@ -80,7 +80,7 @@ class Front:
         caller = Caller(
             tenant=tenant_of(request, body.user),
             authenticated=bool(getattr(request.state, "tenant", "")),
-            session_id=body.session_id or "",
+            session_id=body.session_id or _session(request),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
         )
@@ -191,3 +191,11 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _session(request: Request) -> str:
+    """For clients whose libraries add headers more easily than fields."""
+    session = request.headers.get("x-session-id", "")
+    if len(session) > MAX_KEY:
+        raise InvalidRequest("x-session-id", f"takes {MAX_KEY} characters at most")
+    return session

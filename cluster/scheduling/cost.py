@@ -21,6 +21,9 @@ from decodefleet.worker.protocol import ModelCard, StepTime, Tier, TierStats
 
 from .view import Demand, Hit, Hits, WorkerView
 
+# as `/debug/placements` tells it beside the terms
+FORMULA = "total = start + restore + compute + slowdown ; seconds, the least wins"
+
 # of an 8B model on one data-centre GPU; used until a worker reports its own
 PRIOR = StepTime(base=0.01, prefill_token=1e-4, kv_token=1e-8, sequence=1e-4)
 

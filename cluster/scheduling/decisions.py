@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from .cost import cost_of
+from .cost import FORMULA, cost_of
 from .policy import Hits
 from .queue import Waiter
 from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
@@ -19,6 +19,7 @@ NO_HITS: Hits = MappingProxyType({})
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """at: on the scheduler's clock. chosen: None where the request was refused, for the reason given.
+    returned: it went to its session's worker, though another cost a little less.
 
     Costs are not kept: they follow from views, demand and hits, which are.
     """
@@ -35,6 +36,9 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     considered: Sequence[WorkerView] = ()
     hits: Hits = NO_HITS
     refused: str | None = None
+    tenant: str = ""
+    priority: int = 0
+    returned: bool = False
 
     @classmethod
     def on(
@@ -47,6 +51,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         considered: Sequence[WorkerView] = (),
         hits: Hits = NO_HITS,
         refused: str | None = None,
+        returned: bool = False,
     ) -> Decision:
         return cls(
             request_id=waiter.key.request_id,
@@ -61,6 +66,9 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
             considered=considered,
             hits=hits,
             refused=refused,
+            tenant=waiter.place.tenant,
+            priority=waiter.place.priority,
+            returned=returned,
         )
 
     def hit(self, view: WorkerView) -> Hit:
@@ -111,6 +119,10 @@ def _plain(decision: Decision) -> dict[str, Any]:
         "at": decision.at,
         "waited_s": decision.waited_s,
         "policy": decision.policy,
+        "formula": FORMULA,
+        "tenant": decision.tenant,
+        "priority": decision.priority,
+        "returned_to_session": decision.returned,
         "prompt_tokens": demand.prompt_tokens,
         "expected_tokens": demand.expected_tokens,
         "n": demand.n,
@@ -129,6 +141,8 @@ def _candidate(view: WorkerView, decision: Decision) -> dict[str, Any]:
         "worker_id": view.key.worker_id,
         "incarnation": view.key.incarnation,
         "hit_tokens": view.cached_tokens(decision.demand, hit),
+        "hit_blocks": {"gpu": hit.gpu_blocks, "memory": hit.memory_blocks, "anywhere": hit.blocks},
+        "step_time": msgspec.structs.asdict(view.step_time),
         "queued_prefill_tokens": view.load.prefill_tokens,
         "sequences": view.load.sequences,
         "headroom_blocks": view.headroom_blocks,

@@ -85,15 +85,14 @@ class FairShare:
         return weight / max(self._active, weight)
 
     def forget_idle(self, now: float) -> None:
-        """Drop accounts that say nothing: what is below the floor would be lifted to it anyway."""
-        idle = [
-            name
-            for name, account in self._accounts.items()
-            if not account.waiting and now - account.seen >= ACTIVE_S
-        ]
+        """Drop who has been idle for long, and of the others that idle all but the latest.
+
+        Who comes again starts like a newcomer: at best that is worth one request.
+        """
+        idle = [name for name, account in self._accounts.items() if not account.waiting]
         surplus = len(idle) - _KEPT
         for position, name in enumerate(idle):
-            if position < surplus or self._accounts[name].counter <= self._floor:
+            if position < surplus or now - self._accounts[name].seen >= ACTIVE_S:
                 del self._accounts[name]
 
     def _account(self, tenant: str) -> Account:

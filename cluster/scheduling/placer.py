@@ -14,7 +14,7 @@ from decodefleet.worker.protocol import Placement
 from . import refusals
 from .candidates import with_room
 from .config import SchedulingConfig
-from .cost import cost_of
+from .cost import cost_of, total_costs
 from .decisions import Decision, DecisionLog
 from .fleet import Fleet, Member
 from .policy import CostPolicy, Hits, Policy
@@ -66,30 +66,37 @@ class Placer:
             views = with_room(views, demand, hits, self.config.bind_ahead_s, spare)
         if not views:
             return None
-        chosen = self._choose(waiter, views, hits)
+        best = self.policy.choose(views, demand, hits, self._rng)
+        chosen = self._session_worker(waiter, views, hits, best) or best
         cost = cost_of(chosen, demand, hits.get(chosen.key, NO_HIT))
         if waiter.deadline is not None and now + cost.first_token_s > waiter.deadline:
             soonest = min(cost_of(view, demand, hits.get(view.key, NO_HIT)).first_token_s for view in views)
             if now + soonest / CERTAIN > waiter.deadline:
                 return refusals.hopeless(soonest, waiter.deadline - now)
-        self.log.add(
-            Decision.on(waiter, now, self.policy.name, chosen=chosen.key, considered=views, hits=hits)
+        decision = Decision.on(
+            waiter,
+            now,
+            self.policy.name,
+            chosen=chosen.key,
+            considered=views,
+            hits=hits,
+            returned=chosen is not best,
         )
+        self.log.add(decision)
         return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now)
 
-    def _choose(self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits) -> WorkerView:
-        """The policy's choice; a session's last worker instead where that costs next to nothing more."""
-        demand = waiter.demand
-        best = self.policy.choose(views, demand, hits, self._rng)
+    def _session_worker(
+        self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits, best: WorkerView
+    ) -> WorkerView | None:
+        """Where the session's last request went, if that costs next to nothing more than the best."""
         last = self._sessions.find(waiter.place)
-        if last is not None and last != best.key and isinstance(self.policy, CostPolicy):
-            there = next((view for view in views if view.key == last), None)
-            costs = [
-                cost_of(each, demand, hits.get(each.key, NO_HIT)).total for each in (there, best) if each
-            ]
-            if there is not None and worth_returning(*costs):
-                return there
-        return best
+        if last is None or last == best.key or not isinstance(self.policy, CostPolicy):
+            return None
+        costs = total_costs(views, waiter.demand, hits)
+        for view, there in zip(views, costs, strict=True):
+            if view.key == last and worth_returning(there, min(costs)):
+                return view
+        return None
 
     def start(self, key: RequestKey, attempt: int) -> None:
         """The first token came: its prefill burdens the worker no longer, and its blocks are there."""

@@ -44,14 +44,26 @@ def make_prompt(seed: int, tokens: int) -> list[int]:
     return Random(seed).choices(range(100, 4000), k=tokens)
 
 
-def complete(http: httpx.Client, prompt: list[int], max_tokens: int = 4) -> dict[str, Any]:
+def complete(
+    http: httpx.Client, prompt: list[int], max_tokens: int = 4, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
     """One completion; returns the decision that placed it."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-    answer = http.post("/v1/completions", json=body)
+    answer = http.post("/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     found = http.get("/debug/placements", params={"request_id": answer.json()["id"]}).json()
     (decision,) = found["data"] if isinstance(found, dict) else found
     return decision
+
+
+def test_a_named_session_stays_at_its_worker(http):
+    """By the header; nothing of these prompts is shared."""
+    headers = {"x-session-id": "conversation-1"}
+    decisions = [complete(http, make_prompt(2000 + seed, 20), headers=headers) for seed in range(8)]
+    assert len({decision["worker_id"] for decision in decisions}) == 1
+    refused = http.post("/v1/completions", json={"prompt": [1]}, headers={"x-session-id": "x" * 257})
+    assert refused.status_code == 400
+    assert "x-session-id" in refused.text
 
 
 def test_unlike_requests_spread(http):

@@ -571,7 +571,12 @@ def test_decisions_explain_themselves(make):
         2.0,
         "cost",
     )
+    assert (decision["tenant"], decision["priority"], decision["returned_to_session"]) == ("", 0, False)
+    holder = next(each for each in decision["considered"] if each["worker_id"] == "w1")
+    assert holder["hit_blocks"] == {"gpu": 4, "memory": 4, "anywhere": 4}
+    assert holder["step_time"]["prefill_token"] == 1e-3
     terms = {each["worker_id"]: each["cost_s"] for each in decision["considered"]}
+    assert all(f" {term} " in f" {decision['formula']} " for term in terms["w0"] if term != "total")
     assert set(terms) == {"w0", "w1"}
     assert terms["w1"]["total"] < terms["w0"]["total"]
     for cost in terms.values():
