@@ -1,4 +1,4 @@
-"""Models on several ranks behind HTTP: the same answers, and what a client sees when a rank is killed."""
+"""Models on several ranks behind HTTP: the same answers, and what is left when a rank is killed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ import torch
 from tiny_families import SHAPE, write_random
 from transformers import LlamaConfig
 
-from decodefleet.worker.llm import LLM, SamplingParams
-
 STREAMS = 16
+# of log-probabilities in bf16: a tie between two tokens, and between one rank and several
+TIE, TOLERANCE = 0.1, 0.15
 PROMPT = "The capital of France is"
 
 
 class Stream(threading.Thread):
-    """A completion that goes on until it fails or is left. pieces: how often something came."""
+    """A completion that goes on until it fails or is left.
+
+    pieces: how often something came; pause: longest time between two of them.
+    """
 
     def __init__(self, url: str, number: int) -> None:
         super().__init__()
         self.pieces = 0
+        self.pause = 0.0
         self.error: dict[str, Any] | None = None
         self.left = False
         self._request = {
@@ -43,12 +47,38 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         with httpx.stream("POST", f"{self._url}/v1/completions", json=self._request, timeout=60) as answer:
+            before = None
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
+                    now = time.monotonic()
+                    self.pause = max(self.pause, now - before if before is not None else 0.0)
+                    before = now
                     self.pieces += 1
                     self.error = json.loads(line.removeprefix("data: ")).get("error")
                 if self.left:
                     return
+
+
+class Readiness(threading.Thread):
+    """Asks whether the server is ready, again and again."""
+
+    def __init__(self, stack: Any) -> None:
+        super().__init__()
+        self._stack = stack
+        self._ended = threading.Event()
+        self._seen: set[int] = set()
+        self.start()
+
+    def run(self) -> None:
+        with self._stack.http() as http:
+            while not self._ended.wait(0.05):
+                self._seen.add(http.get("/ready").status_code)
+
+    def stop(self) -> set[int]:
+        """What it was told."""
+        self._ended.set()
+        self.join()
+        return self._seen
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +92,35 @@ def folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_killed_rank_ends_its_streams_only_and_comes_back(
+def test_a_killed_rank_takes_its_worker_along_and_nobody_else(
     make_brief_stack: Callable[..., Any], folder: Path
 ) -> None:
     runner = {"tensor_parallel_size": 2, "device": "cpu", "threads": 2}
     stack = make_brief_stack(workers=2, folder=folder, fake=False, blocks=2200, runner=runner)
+    ready = Readiness(stack)
     streams = [Stream(stack.url, number) for number in range(STREAMS)]
     wait_for(lambda: all(stream.pieces > 2 for stream in streams))
     hit, other = stack.supervisors
     first, untouched = hit.ready.incarnation, other.ready.incarnation
     (rank,) = followers(hit.pid)
+    killed, times = time.monotonic(), {}
     rank.kill()
-    wait_for(lambda: any(stream.error for stream in streams))
+    wait_for(lambda: first not in {member.key.incarnation for member in stack.scheduler.core.fleet})
+    times["lost"] = time.monotonic() - killed
+    # those of the worker that is gone go on elsewhere
+    pieces = [stream.pieces for stream in streams]
+    wait_for(lambda: all(s.pieces > n or not s.is_alive() for s, n in zip(streams, pieces, strict=True)))
+    times["longest pause of a stream"] = max(stream.pause for stream in streams)
     wait_for(lambda: hit.ready is not None and hit.ready.incarnation != first)
-    failed = [stream for stream in streams if stream.error]
-    assert all(stream.error["code"] in ("worker_failed", "worker_lost") for stream in failed)
-    assert 0 < len(failed) < STREAMS
-    going_on = [stream for stream in streams if not stream.error]
-    pieces = [stream.pieces for stream in going_on]
-    wait_for(lambda: all(s.pieces > n or not s.is_alive() for s, n in zip(going_on, pieces, strict=True)))
+    times["back"] = time.monotonic() - killed
+    # with -s; machines under load are slow, so nothing is asserted of them
+    print({what: f"{seconds:.2f} s" for what, seconds in times.items()})
+    assert not any(stream.error for stream in streams)
     assert other.ready.incarnation == untouched
-    with stack.http() as http:
-        assert http.get("/ready").status_code == 200
     for stream in streams:
         stream.left = True
         stream.join()
+    assert ready.stop() == {200}, "one worker could answer all along"
     ranks = [*followers(hit.pid), *followers(other.pid)]
     assert len(ranks) == 2
     assert rank not in ranks
@@ -97,27 +131,34 @@ def test_a_killed_rank_ends_its_streams_only_and_comes_back(
 
 @pytest.mark.parametrize(("model", "ranks"), [("smollm2", 3), ("gemma3_270m", 2)])
 def test_real_models_say_on_several_ranks_what_they_say_on_one(
-    request: pytest.FixtureRequest, model: str, ranks: int
+    request: pytest.FixtureRequest, make_brief_stack: Callable[..., Any], model: str, ranks: int
 ) -> None:
     """A rank for each KV head of the first; both ranks with the one KV head of the second."""
     folder = request.getfixturevalue(model)
-    params = SamplingParams(temperature=0.0, max_tokens=16, logprobs=1)
-    texts: dict[int, list[Any]] = {}
+    said: dict[int, list[Any]] = {}
     for size in (1, ranks):
-        llm = LLM(str(folder), max_model_len=256, num_gpu_blocks_override=160, tensor_parallel_size=size)
-        outputs = llm.generate([PROMPT, "One, two, three,"], params, progress=False)
-        texts[size] = [output.outputs[0] for output in outputs]
-        llm.close()
-    for one, several in zip(texts[1], texts[ranks], strict=True):
-        assert agree(one, several)
+        runner = {"tensor_parallel_size": size, "device": "cpu"}
+        stack = make_brief_stack(folder=folder, fake=False, blocks=160, max_model_len=256, runner=runner)
+        with stack.client() as client:
+            said[size] = [
+                client.completions.create(
+                    model="tiny", prompt=prompt, max_tokens=24, temperature=0, logprobs=2
+                ).choices[0]
+                for prompt in (PROMPT, "One, two, three,", "The sea is")
+            ]
+    for one, several in zip(said[1], said[ranks], strict=True):
+        assert agree(one.logprobs, several.logprobs)
+        assert one.finish_reason == several.finish_reason
 
 
 def agree(one: Any, several: Any) -> bool:
-    """Equal up to a token where the two best were as good as equal."""
-    for ours, theirs in zip(several.logprobs, one.logprobs, strict=True):
-        if ours.token != theirs.token:
-            return bool(abs(ours.logprob - theirs.logprob) < 0.1)
-        assert abs(ours.logprob - theirs.logprob) < 0.15
+    """Equal tokens, up to one at which the two best are as good as equal on one rank."""
+    pairs = zip(one.tokens, several.tokens, one.token_logprobs, several.token_logprobs, strict=False)
+    for place, (ours, theirs, wanted, found) in enumerate(pairs):
+        if ours != theirs:
+            best, second = sorted(one.top_logprobs[place].values(), reverse=True)[:2]
+            return bool(best - second < TIE)
+        assert abs(wanted - found) < TOLERANCE
     return True
 
 
