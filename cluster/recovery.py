@@ -58,6 +58,8 @@ class Recovery:
                 return self._failed()
             case WorkerMoved(why="drained"):
                 return self._failed()
+            case WorkerLost(reached=False):
+                return self._known_too_late(avoid=True)
             case WorkerLost() | WorkerMoved():
                 self._losses += 1
                 return self._failed() if self._losses <= MAX_LOSSES else None
@@ -67,13 +69,13 @@ class Recovery:
         self._fruitless += 1
         return Again() if self._fruitless <= MAX_FRUITLESS else None
 
-    def _known_too_late(self) -> Again | None:
+    def _known_too_late(self, *, avoid: bool = False) -> Again | None:
         self._outdated += 1
         if self._outdated > MAX_OUTDATED:
             return None
         # at once the first time: what the scheduler says next is usually new
         pause_s = FIRST_PAUSE_S * 2 ** (self._outdated - 2) if self._outdated > 1 else 0.0
-        return Again(min(pause_s, MAX_PAUSE_S), avoid=False)
+        return Again(min(pause_s, MAX_PAUSE_S), avoid)
 
     def _refused(self, error: PlacementRefused, begun: bool) -> Again | None:
         if not begun or error.refusal.reason not in _ROOM_LATER:

@@ -33,7 +33,10 @@ _LOST = (
 
 
 class Connection(Generic[T]):
-    """Calls `on_message` for each frame that can be read and `on_lost` once, when the peer goes away."""
+    """Calls `on_message` for each frame that can be read and `on_lost` once, when the peer goes away.
+
+    established: whether there ever was a connection.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Connection(Generic[T]):
         on_lost: Callable[[str], None],
     ) -> None:
         self.malformed = 0
+        self.established = False
         self._codec = codec
         self._on_message = on_message
         self._on_lost = on_lost
@@ -102,6 +106,7 @@ class Connection(Generic[T]):
                     event = (await recv_monitor_message(self._monitor))["event"]
                     if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
                         break
+                    self.established = True
                     limit.reschedule(None)
         except TimeoutError:
             self._on_lost("cannot be reached")

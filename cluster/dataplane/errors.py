@@ -37,7 +37,11 @@ class WorkerRejected(DataplaneError):
 
 
 class WorkerLost(DataplaneError):
-    pass
+    """reached: whether it can have got the request; it was gone already where not."""
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
 
 
 class WorkerMoved(DataplaneError):

@@ -81,8 +81,9 @@ class _Worker:
             with contextlib.suppress(PeerUnreachable):
                 self.connection.send(Abort(request_id=request_id, attempt=attempt))
         self.connection.close(FAREWELL_MS)
+        lost = WorkerLost(f"worker {self.worker_id}: {reason}", reached=self.connection.established)
         for stream in list(self.streams.values()):
-            stream.fail(WorkerLost(f"worker {self.worker_id}: {reason}"))
+            stream.fail(lost)
 
     def heard_lately(self, now: float) -> bool:
         return self.pulses and (self._news or now - self.heard < LATELY_S)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from decodefleet.worker.protocol import Fenced, ModelCard, Welcome, WorkerBrief
+from decodefleet.worker.protocol import Fenced, Welcome, WorkerBrief
 
+from .fleet import Fleet
 from .outgoing import Outgoing
+from .view import WorkerKey
 
 
 class Routers:
@@ -21,6 +23,7 @@ class Routers:
         self._briefs = briefs
         self._seen: dict[str, float] = {}
         self._welcome = Welcome(epoch=epoch, models=())
+        self._lives: set[WorkerKey] = set()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._seen)
@@ -50,14 +53,15 @@ class Routers:
     def silent(self, now: float) -> list[str]:
         return [router_id for router_id, seen in self._seen.items() if now - seen > self._timeout_s]
 
-    def tell(
-        self, models: tuple[ModelCard, ...], ready: tuple[str, ...], fenced: tuple[Fenced, ...], now: float
-    ) -> list[Outgoing]:
-        """Welcome for every router when the models, their readiness or the fences have changed."""
-        welcome = Welcome(epoch=self._welcome.epoch, models=models, ready=ready, fenced=fenced)
-        if welcome == self._welcome:
+    def tell(self, fleet: Fleet, fenced: tuple[Fenced, ...], now: float) -> list[Outgoing]:
+        """Welcome for every router when workers, models, their readiness or the fences have changed."""
+        welcome = Welcome(
+            epoch=self._welcome.epoch, models=fleet.cards, ready=fleet.ready(now), fenced=fenced
+        )
+        lives = fleet.keys()
+        if welcome == self._welcome and lives == self._lives:
             return []
-        self._welcome = welcome
+        self._welcome, self._lives = welcome, lives
         return [Outgoing(router_id, self._now(now)) for router_id in self._seen]
 
     def _now(self, now: float) -> Welcome:

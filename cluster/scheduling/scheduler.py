@@ -183,8 +183,7 @@ class GlobalScheduler:
             assert waiter.key.router_id in self._routers, "a router that is gone waits"
 
     def _news(self, now: float) -> list[Outgoing]:
-        fleet = self.fleet
-        return self._routers.tell(fleet.cards, fleet.ready(now), self._fences.told(now), now)
+        return self._routers.tell(self.fleet, self._fences.told(now), now)
 
     def _briefs(self, now: float) -> tuple[WorkerBrief, ...]:
         return tuple(

@@ -22,5 +22,5 @@ async def scene(smollm2: Path) -> AsyncIterator[Scene]:
     yield scene
     await scene.router.close()
     await TinyPeer.end_all()
-    await scheduler.stop()
+    await scene.scheduler.stop()
     context.destroy(linger=0)

@@ -20,6 +20,7 @@ from tiny_peers import PATIENCE_S, eventually
 from decodefleet.cluster.dataplane.errors import WorkerLost, WorkerMoved
 from decodefleet.cluster.generation import Generation
 from decodefleet.cluster.recovery import MAX_FRUITLESS, MAX_LOSSES
+from decodefleet.cluster.scheduling.server import SchedulerServer
 from decodefleet.cluster.sequence_text import Piece
 from decodefleet.worker.config import CacheConfig, EngineConfig, FakeConfig, ModelConfig
 from decodefleet.worker.engine_api import EngineLike
@@ -292,6 +293,43 @@ async def test_a_request_that_ends_every_worker_is_given_up(scene: Scene, progre
         await relaying
     assert met == (MAX_LOSSES + 1 if progress else MAX_FRUITLESS + 1)
     generation.close()
+    await scene.at_peace()
+
+
+async def test_requests_and_streams_outlive_the_scheduler(scene: Scene) -> None:
+    await scene.add_workers("w0", "w1")
+    running = await scene.generation(max_tokens=40)
+    await running.start()
+    worker, submit = await scene.submitted()
+    relaying = asyncio.create_task(collect(running))
+    old = scene.scheduler
+    await old.stop()
+    worker.emit(submit, *scene.encode("goes on, "))
+    # a new request, and a stream that loses its worker: both are placed by what the old one told last
+    fresh = await scene.generation()
+    await fresh.start()
+    taker, taken = await scene.submitted()
+    assert (taken.epoch, taken.attempt) == (old.epoch, 0)
+    taker.emit(taken, *scene.encode("served"), finish_reason="length")
+    assert text_of(await collect(fresh)) == "served"
+    worker.emit(submit, finish_reason="error", error="leaving", moved="drained")
+    other, again = await scene.submitted()
+    assert other is not worker
+    scene.scheduler = SchedulerServer(config=old.core.config, epoch=old.epoch + 1, seed=2)
+    await scene.scheduler.start()
+    for each in scene.workers.values():
+        each.report_to(scene.locate)
+    await eventually(lambda: len(scene.scheduler.core.fleet) == 2)
+    await eventually(lambda: len(scene.scheduler.core.routers) == 1)
+    other.emit(again, *scene.encode("and on"), finish_reason="length")
+    assert text_of(await relaying) == "goes on, and on"
+    await scene.at_peace()
+    later = await scene.generation()
+    await later.start()
+    last, placed = await scene.submitted()
+    assert placed.epoch == scene.scheduler.epoch
+    last.emit(placed, 5, finish_reason="length")
+    await collect(later)
     await scene.at_peace()
 
 

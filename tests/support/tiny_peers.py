@@ -173,6 +173,8 @@ class TinyWorker(TinyPeer):
         )
 
     def report_to(self, locate: Callable[[], Awaitable[tuple[str, int]]]) -> None:
+        if self._reporting is not None:
+            self._reporting.cancel()
         self._reporting = asyncio.create_task(self._report(locate))
 
     def hide(self) -> None:
