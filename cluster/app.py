@@ -159,6 +159,8 @@ class RouterReplica:
         settings = ApiSettings(
             api_keys=config.api_keys(),
             max_body_bytes=config.max_body_bytes,
+            # Serve's own middleware appends one, whatever stands there
+            echo_request_id=False,
             access_log=config.access_log,
             log_fields=config.log_format == "json",
         )

@@ -51,7 +51,8 @@ class Observe:
 
     def _begin(self, exchange: Exchange, scope: Scope, message: Message) -> None:
         answer = MutableHeaders(scope=message)
-        answer[HEADER] = exchange.request_id
+        if self._settings.echo_request_id:
+            answer[HEADER] = exchange.request_id
         if exchange.span is not None:
             answer[RESPONSE_HEADER] = response_header(exchange.span)
         exchange.route = getattr(scope.get("route"), "path", "other")

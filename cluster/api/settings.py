@@ -17,5 +17,8 @@ class ApiSettings(Frozen):
     stall_s: float = Field(
         60.0, gt=0, description="seconds after which a client that does not read its stream is cut"
     )
+    echo_request_id: bool = Field(
+        True, description="whether answers are given their x-request-id here; not where Serve does so"
+    )
     access_log: bool = Field(True, description="whether one line is logged per request")
     log_fields: bool = Field(False, description="whether log handlers write fields: no need for words")

@@ -20,8 +20,9 @@ import redis
 from served import Served, command_line, until
 
 from decodefleet.cluster.directory.keys import PREFIX
-from decodefleet.cluster.processes import port_is_free
+from decodefleet.cluster.processes import free_ports, port_is_free
 
+METRICS_PORT = free_ports(1)[0]
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two three four five"}]}
 
 
@@ -31,6 +32,7 @@ def served(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         tmp_path_factory.mktemp("serve") / "log",
         str(smollm2),
         *("--served-model-name", "tiny", "--workers", "2", "--fake", "--fake-step-base-s", "0.01"),
+        *("--log-format", "json", "--metrics-port", str(METRICS_PORT)),
     )
     try:
         served.wait_ready()
@@ -58,10 +60,11 @@ def metric(served: Served, name: str) -> float:
 
 
 def incarnations(served: Served) -> set[str]:
-    """Of the workers that a request could go to now."""
+    """Of the workers that a request could go to now; none while no scheduler can be asked."""
     answer = chat(served, max_tokens=1)
-    decisions = placements(served, request_id=answer["id"])
-    return {worker["incarnation"] for worker in decisions[-1]["considered"]}
+    found = httpx.get(f"{served.url}/debug/placements", params={"request_id": answer["id"]})
+    # a router that placed it by itself, without a scheduler, has told nobody
+    return {one["incarnation"] for one in found.json()[-1]["considered"]} if found.is_success else set()
 
 
 def test_serves_a_chat_completion(served: Served) -> None:
@@ -101,6 +104,39 @@ def test_metrics_are_the_fleets(served: Served) -> None:
     before = metric(served, "decodefleet_generation_tokens_total")
     with_both = [chat(served, max_tokens=5, ignore_eos=True) for _ in range(8)]
     until(lambda: metric(served, "decodefleet_generation_tokens_total") >= before + 5 * len(with_both))
+
+
+def test_a_request_is_one_line_under_one_id(served: Served) -> None:
+    answer = httpx.post(f"{served.url}/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine-1"})
+    assert answer.headers.get_list("x-request-id") == ["mine-1"]
+    (folder,) = re.findall(r"logs: (\S+)", served.log.read_text())
+
+    def line() -> dict[str, Any] | None:
+        for log in Path(folder).glob("ray/session_latest/logs/serve/replica_decodefleet_router_*.log"):
+            for text in log.read_text().splitlines():
+                request = json.loads(text).get("request", {})
+                if request.get("id") == "mine-1":
+                    return request  # type: ignore[no-any-return]
+        return None
+
+    until(lambda: line() is not None)
+    told = line() or {}
+    assert told["generation"] == answer.json()["id"]
+    assert told["generated_tokens"] == answer.json()["usage"]["completion_tokens"]
+
+
+def test_each_process_has_metrics_of_its_own(served: Served) -> None:
+    texts = [httpx.get(f"http://127.0.0.1:{METRICS_PORT + number}/metrics").text for number in range(4)]
+    assert sum("decodefleet_workers{" in text for text in texts) == 1
+    assert sum("vllm:cache_config_info{" in text for text in texts) == 2
+    assert all("process_resident_memory_bytes" in text for text in texts)
+
+
+def test_the_page_comes_through_the_proxy(served: Served) -> None:
+    page = httpx.get(f"{served.url}/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert len(httpx.get(f"{served.url}/debug/fleet").json()["workers"]) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
