@@ -6,11 +6,12 @@ Nothing between us and the socket retries, buffers or repairs: what is compared 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -198,10 +199,21 @@ async def _stream(url: str, request: Request, began: float) -> Transcript:
     )
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        writer.write(head.encode() + body)
-        while data := await reader.read(READ_BYTES):
-            transcript.pieces.append((time.monotonic(), data))
-        writer.close()
+        async with closing(writer):
+            writer.write(head.encode() + body)
+            while data := await reader.read(READ_BYTES):
+                transcript.pieces.append((time.monotonic(), data))
     except OSError as error:
         transcript.failure = repr(error)
     return transcript
+
+
+@contextlib.asynccontextmanager
+async def closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    """Closes the connection, and waits until it is closed."""
+    try:
+        yield
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

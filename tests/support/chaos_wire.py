@@ -134,6 +134,8 @@ class Wire:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # transports are closed by callbacks
+        await asyncio.sleep(0.05)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from chaos_streams import closing
+
 READ_BYTES = 1 << 16
 
 
@@ -73,12 +75,12 @@ async def _offer(url: str, offer: Offer, began: float) -> Reply:
     first_s, received, answer = 0.0, bytearray(), b""
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        writer.write(head.encode() + body)
-        while data := await reader.read(READ_BYTES):
-            received += data
-            if not first_s and (b"data: {" in received or b'"error"' in received):
-                first_s = time.monotonic() - sent
-        writer.close()
+        async with closing(writer):
+            writer.write(head.encode() + body)
+            while data := await reader.read(READ_BYTES):
+                received += data
+                if not first_s and (b"data: {" in received or b'"error"' in received):
+                    first_s = time.monotonic() - sent
         answer = bytes(received)
     except OSError:
         return Reply(offer, 0, time.monotonic() - sent, False, False)
