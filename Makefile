@@ -40,7 +40,7 @@ soak: $(STAMP) ## 100,000 random operations on engines, then three minutes of a 
 	SOAK_EXAMPLES=$(SOAK_EXAMPLES) $(BIN)/python -m pytest tests/worker/test_stress.py -s --hypothesis-seed=$(SEED)
 	$(BIN)/python tests/soak_live.py --seed $(SEED)
 
-chaos: $(STAMP) ## kill each part of a cluster under 40 streams, 10 times; REPEAT=3 SCENARIO="worker" MODEL=real SEED=...
+chaos: $(STAMP) ## kill each part of a cluster under 40 streams, 10 times; REPEAT=3 SCENARIO="worker" MODEL=real|ranks SEED=...
 	@echo 'SEED=$(SEED)'
 	CHAOS_SEED=$(SEED) CHAOS_REPEAT=$(REPEAT) CHAOS_SCENARIO="$(SCENARIO)" CHAOS_MODEL=$(MODEL) \
 		$(BIN)/python -m pytest tests/chaos -s $(ARGS)

@@ -29,33 +29,46 @@ SETTLE_S = 90.0
 PATIENCE_S = 240.0
 # a pause that a client may notice
 NOTICED_S = 0.25
-LASTING = ("rank", "supervisor", "scheduler", "router", "redis", "controller", "proxy", "proxy manager")
+LASTING = (
+    "rank",
+    "follower",
+    "supervisor",
+    "scheduler",
+    "router",
+    "redis",
+    "controller",
+    "proxy",
+    "proxy manager",
+)
 GOES_ON = "goes on"
 BREAKS = "may break"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """strike: does the harm, in a thread; says what it did. Streams of what it kills may `break`, or none.
+    """strike: does the harm, in a thread; says what it did.
 
-    undo: brings back what does not come back by itself, after the streams.
+    streams: what those may do that went through what was killed. moves: whether some must have gone on at
+    another worker, or the harm hit nothing. ranks: how many a worker must have for it.
     """
 
     name: str
     strike: Callable[[Cluster, random.Random], str]
     streams: str = GOES_ON
-    workers: int = 3
+    moves: bool = False
+    ranks: int = 1
 
 
 @dataclass
 class Outcome:
-    """silences: of each stream that was held up, the longest pause, in seconds."""
+    """silences: the longest pause in seconds of each stream held up. moved: streams that changed workers."""
 
     scenario: str
     struck: str
     at_s: float
     equal: int = 0
     broken: int = 0
+    moved: int = 0
     faults: list[str] = field(default_factory=list)
     silences: list[float] = field(default_factory=list)
     settled_s: float = 0.0
@@ -64,7 +77,8 @@ class Outcome:
         pauses = f"p50 {quantile(self.silences, 0.5):.2f} s, p99 {quantile(self.silences, 0.99):.2f} s"
         return (
             f"{self.scenario}: {self.struck} after {self.at_s:.2f} s; "
-            f"{self.equal} equal, {self.broken} broken, {len(self.silences)} held up ({pauses}); "
+            f"{self.equal} equal, {self.broken} broken, {self.moved} moved, "
+            f"{len(self.silences)} held up ({pauses}); "
             f"settled after {self.settled_s:.1f} s" + "".join(f"\n    FAULT {fault}" for fault in self.faults)
         )
 
@@ -116,6 +130,10 @@ class Cluster:
             self._peaceful[seed] = requests, [transcript.answer() for transcript in transcripts]
         return self._peaceful[seed]
 
+    def moved(self) -> int:
+        """Streams that went on at another worker than they began at."""
+        return int(fleet_metrics(self.served.url)["decodefleet_router_migrations_total"])
+
     def unsettled(self) -> list[str]:
         """What is not as at the start."""
         return self.unsettled_fleet() or self._unusual_processes() + self._unlisted_workers()
@@ -134,7 +152,9 @@ class Cluster:
 
     def _unusual_processes(self) -> list[str]:
         census = self.served.census()
-        wanted = dict.fromkeys(LASTING, 1) | {"rank": self.workers, "supervisor": self.workers, "router": 2}
+        followers = self.workers * (int(str(self.options.get("tensor_parallel_size", 1))) - 1)
+        workers = {"rank": self.workers, "supervisor": self.workers, "follower": followers}
+        wanted = dict.fromkeys(LASTING, 1) | {"router": 2} | workers
         counts = {role: len(census[role]) for role in LASTING}
         return [f"{counts[role]} of {role}" for role in LASTING if counts[role] != wanted[role]]
 
@@ -169,6 +189,7 @@ def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outc
     rng = random.Random(f"{scenario.name} {seed}")
     requests, expected = cluster.peaceful(seed, count)
     outcome = Outcome(scenario.name, "", rng.uniform(0.7, 1.5))
+    moved = cluster.moved()
     struck = 0.0
 
     async def run() -> list[Transcript]:
@@ -191,6 +212,9 @@ def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outc
         outcome.silences += [pause for pause in [transcript.silence_after(struck)] if pause > NOTICED_S]
     outcome.faults += [f"left over: {what}" for what in wait_settled(cluster)]
     outcome.settled_s = time.monotonic() - ended
+    outcome.moved = max(0, cluster.moved() - moved)
+    if scenario.moves and not outcome.moved:
+        outcome.faults.append("no stream had to move")
     _ask_again(cluster, requests[:6], expected, outcome)
     return outcome
 

@@ -108,17 +108,18 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 SCENARIOS = (
-    Scenario("worker", kill("rank")),
-    Scenario("two workers at once", kill("rank", count=2)),
-    Scenario("worker terminated", terminate("rank")),
-    Scenario("supervisor", kill("supervisor")),
+    Scenario("worker", kill("rank"), moves=True),
+    Scenario("two workers at once", kill("rank", count=2), moves=True),
+    Scenario("one rank of a worker", kill("follower"), moves=True, ranks=2),
+    Scenario("worker terminated", terminate("rank"), moves=True),
+    Scenario("supervisor", kill("supervisor"), moves=True),
     Scenario("scheduler", kill("scheduler")),
     Scenario("redis", kill("redis")),
     Scenario("redis frozen", freeze("redis")),
     Scenario("controller", kill("controller")),
     Scenario("proxy manager", kill("proxy manager")),
-    Scenario("worker frozen", freeze("rank")),
-    Scenario("worker cut off", cut_off),
+    Scenario("worker frozen", freeze("rank"), moves=True),
+    Scenario("worker cut off", cut_off, moves=True),
     Scenario(
         "worker, scheduler, redis and controller at once", kill("rank", "scheduler", "redis", "controller")
     ),

@@ -21,6 +21,7 @@ from decodefleet.cluster.processes import free_ports
 COMMAND = [sys.executable, "-c", "from decodefleet.cluster.cli import main; main()"]
 ROLES = {
     "rank": "-m decodefleet.worker.rank",
+    "follower": "-m decodefleet.worker.follower",
     "supervisor": "ray::ServeReplica:decodefleet:worker",
     "scheduler": "ray::ServeReplica:decodefleet:scheduler",
     "router": "ray::ServeReplica:decodefleet:router",
