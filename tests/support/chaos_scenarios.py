@@ -80,7 +80,7 @@ def roll(cluster: Cluster, rng: random.Random) -> str:
     # whatever it is now, another one
     cluster.options["max_queue"] = 1000 + rng.randrange(1000)
     redeploy(cluster)
-    _until(lambda: not old & _replicas(cluster) and not cluster.unsettled_fleet())
+    _until(lambda: not old & _replicas(cluster) and len(cluster.of("rank")) == cluster.workers)
     return f"replaced {len(old)} replicas"
 
 
