@@ -30,7 +30,7 @@ STEP_S = 0.02
 SEATS = 12
 WORKERS = 2
 TOKENS = 40
-QUEUE = 12
+QUEUE = 24
 BODY = {"model": "tiny", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
 # requests per second that all seats together finish
 CAPACITY = WORKERS * SEATS / (TOKENS * STEP_S)

@@ -42,11 +42,17 @@ class Reply:
 def poisson(
     rng: random.Random, rate: float, seconds: float, body: dict[str, Any], tenant: str = ""
 ) -> list[Offer]:
-    """Requests at `rate` per second with prompts of their own, so that none is cached."""
+    """Requests at `rate` per second with prompts of their own, so that none is cached.
+
+    Answers are half to one and a half times as long as the body says: with one length for all, those that began
+    together would end together.
+    """
     offers, at = [], rng.expovariate(rate)
     while at < seconds:
         prompt = " ".join(str(rng.randrange(1000)) for _ in range(12))
-        offers.append(Offer(at, body | {"prompt": prompt, "user": tenant, "stream": True}, tenant))
+        tokens = round(body["max_tokens"] * rng.uniform(0.5, 1.5))
+        own = {"prompt": prompt, "user": tenant, "stream": True, "max_tokens": tokens}
+        offers.append(Offer(at, body | own, tenant))
         at += rng.expovariate(rate)
     return offers
 
