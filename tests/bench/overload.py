@@ -26,11 +26,11 @@ from chaos_cluster import fleet_metrics, residue
 from offered_load import Offer, Reply, first_times, offer_all, poisson, quantile
 from served import Served
 
-STEP_S = 0.02
-SEATS = 12
+STEP_S = 0.05
+SEATS = 48
 WORKERS = 2
-TOKENS = 40
-QUEUE = 24
+TOKENS = 64
+QUEUE = 32
 BODY = {"model": "tiny", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
 # requests per second that all seats together finish
 CAPACITY = WORKERS * SEATS / (TOKENS * STEP_S)

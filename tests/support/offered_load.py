@@ -44,7 +44,7 @@ def poisson(
 ) -> list[Offer]:
     """Requests at `rate` per second with prompts of their own, so that none is cached.
 
-    Answers are half to one and a half times as long as the body says: with one length for all, those that began
+    Answers are half to one and a half times as long as the body says: with one length, those that began
     together would end together.
     """
     offers, at = [], rng.expovariate(rate)
