@@ -26,10 +26,10 @@ from chaos_cluster import fleet_metrics, residue
 from offered_load import Offer, Reply, first_times, offer_all, poisson, quantile
 from served import Served
 
-STEP_S = 0.05
+STEP_S = 0.1
 SEATS = 48
 WORKERS = 2
-TOKENS = 64
+TOKENS = 32
 QUEUE = 32
 BODY = {"model": "tiny", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
 # requests per second that all seats together finish
