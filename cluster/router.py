@@ -81,6 +81,7 @@ class Router:
             counts=self.metrics.counts,
             on_models=self._load_texts,
             on_fenced=self._workers.fence,
+            on_stand_in=self.metrics.stand_ins.inc,
         )
         self._texts: dict[tuple[str, str], asyncio.Task[TextService]] = {}
 

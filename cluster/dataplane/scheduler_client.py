@@ -72,6 +72,7 @@ class SchedulerClient:
         counts: Callable[[], RouterCounts | None] = lambda: None,
         on_models: Callable[[Sequence[ModelCard]], None] = lambda _cards: None,
         on_fenced: Callable[[Sequence[Fenced]], None] = lambda _fenced: None,
+        on_stand_in: Callable[[], None] = lambda: None,
     ) -> None:
         self.epoch = 0
         self.snapshot = LastSnapshot()
@@ -83,6 +84,7 @@ class SchedulerClient:
         self._counts = counts
         self._on_models = on_models
         self._on_fenced = on_fenced
+        self._on_stand_in = on_stand_in
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
         self._connection: Connection[FromScheduler] | None = None
         self._models: dict[str, ModelCard] = {}
@@ -170,7 +172,10 @@ class SchedulerClient:
         if absent_s < AWAY_S:
             return None
         epoch = max(self.epoch, self._newest_epoch)
-        return self.snapshot.choose(place, epoch, crowd=absent_s > CROWD_S)
+        placement = self.snapshot.choose(place, epoch, crowd=absent_s > CROWD_S)
+        if placement is not None:
+            self._on_stand_in()
+        return placement
 
     async def _by_scheduler(self, place: Place) -> Placement:
         key = (place.request_id, place.attempt)

@@ -140,6 +140,9 @@ class RouterMetrics:
         self.requests = self._counter("requests", "HTTP requests answered.", "endpoint", "status")
         self.failures = self._counter("failures", "Generations that ended with an error.", "reason")
         self.retries = self._counter("retries", "Requests sent to another worker than their first.")
+        self.stand_ins = self._counter(
+            "stand_ins", "Requests placed by the last snapshot, for want of a scheduler."
+        )
         self.migrations = self._counter("migrations", "Of them, those whose client had a part of the text.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts placed.", "model_name")
         self.cached_tokens = self._counter(

@@ -310,6 +310,7 @@ async def test_requests_and_streams_outlive_the_scheduler(scene: Scene) -> None:
     await fresh.start()
     taker, taken = await scene.submitted()
     assert (taken.epoch, taken.attempt) == (old.epoch, 0)
+    assert "decodefleet_router_stand_ins_total 1.0" in scene.router.metrics.text()
     taker.emit(taken, *scene.encode("served"), finish_reason="length")
     assert text_of(await collect(fresh)) == "served"
     worker.emit(submit, finish_reason="error", error="leaving", moved="drained")
