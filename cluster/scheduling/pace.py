@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from .queue import Waiter, WaitQueue
 
-# about the last hundred that left the queue count
-_FADE = 1 - 1 / 64
+# about the last two hundred that left the queue count
+_FADE = 1 - 1 / 128
 
 
 class Pace:
