@@ -262,10 +262,13 @@ class SchedulerClient:
 
     def _welcomed(self, welcome: Welcome) -> None:
         young = self._heard - self._followed_at < YOUNG_S
+        models = {card.name: card for card in welcome.models}
         if self.snapshot.note(welcome, believe=not young):
             self._absent_since = None
-        # one that has only just begun knows no model yet
-        self._models.update((card.name, card) for card in welcome.models)
+            self._models = models
+        else:
+            # one that has only just begun does not know all of them
+            self._models |= models
         self._ready = frozenset(welcome.ready)
         self._on_models(welcome.models)
         self._on_fenced(welcome.fenced)
@@ -275,6 +278,8 @@ class SchedulerClient:
         if self._absent_since is None:
             loop = asyncio.get_running_loop()
             self._absent_since = loop.time()
+            if self._stand_in is not None:
+                self._stand_in.cancel()
             self._stand_in = loop.call_later(AWAY_S, self._stand_in_for_it)
 
     def _absent_s(self) -> float:
@@ -288,6 +293,8 @@ class SchedulerClient:
         for place, future in self._pending.values():
             if not future.done() and (placement := self._by_snapshot(place)) is not None:
                 future.set_result(placement)
+                # at once: the next one is to see it
+                self.snapshot.placed(place, placement.worker_id)
                 # where a new scheduler has it waiting already
                 self._send(Release(request_id=place.request_id, attempt=place.attempt))
         self._stand_in = asyncio.get_running_loop().call_later(RETRY_S, self._stand_in_for_it)

@@ -205,6 +205,24 @@ async def test_without_a_scheduler_the_last_snapshot_stands_in(
 
 
 @pytest.mark.usefixtures("known")
+async def test_what_waits_is_placed_as_far_as_there_is_room(
+    client: SchedulerClient, where: Whereabouts
+) -> None:
+    waiting = {name: asyncio.create_task(client.place(place(name))) for name in "abcde"}
+    old = where.scheduler
+    for _ in waiting:
+        await old.wait(Place)
+    where.failures = 1_000_000
+    old.die()
+    for placed in (2, 4, 5):
+        await eventually(lambda placed=placed: sum(task.done() for task in waiting.values()) >= placed)
+        assert sum(task.done() for task in waiting.values()) == placed
+        for name, task in waiting.items():
+            if task.done():
+                client.release(name, 0, 1)
+
+
+@pytest.mark.usefixtures("known")
 async def test_full_workers_are_used_when_the_scheduler_stays_away(
     client: SchedulerClient, where: Whereabouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
