@@ -25,9 +25,6 @@ from .refusals import Refused
 from .reservations import RequestKey, Reservation
 from .view import Demand
 
-# a tenant may have this many times as many requests waiting as there is room left: nobody fills it for all
-_ROOM_FACTOR = 8
-
 Obstacle = Literal["excluded", "over_share", "no_room"]
 
 
@@ -52,10 +49,8 @@ class Admission:
             return [self._refuse(waiter, refused, now)]
         self.queue.push(waiter)
         outgoing = self._take_turns(request.model, now)
-        if self.queue.get(key) is waiter and (refused := self._unwelcome(waiter, now)):
-            yields = self._who_yields(waiter)
-            self.queue.remove(yields.key)
-            outgoing.append(self._refuse(yields, refused, now))
+        if self.queue.get(key) is waiter:
+            outgoing += self._bound(waiter, now)
         self._keep_pace(request.model, now)
         return outgoing
 
@@ -124,31 +119,36 @@ class Admission:
             return refusals.deadline_passed(0.0)
         return refusals.too_long(waiter.demand, card)
 
+    def _bound(self, waiter: Waiter, now: float) -> list[Outgoing]:
+        """Keep the queue within its bounds of time and number, now that one more waits."""
+        if refused := self._unwelcome(waiter, now):
+            yields = waiter
+        elif self.queue.full(waiter.place.model) and not waiter.resumed:
+            yields = self.queue.who_yields(waiter)
+            refused = refusals.queue_full(self.queue.limit, self._wait_s(yields, now))
+        else:
+            return []
+        self.queue.remove(yields.key)
+        return [self._refuse(yields, refused, now)]
+
     def _unwelcome(self, waiter: Waiter, now: float) -> Refused | None:
         """Why a request that has just joined the queue shall not stay there."""
-        place, queue = waiter.place, self.queue
-        card = self._fleet.card(place.model)
-        serving = self._fleet.serving(place.model, now)
-        if card and (refused := refusals.too_large(waiter.demand, card, serving)):
+        model = waiter.place.model
+        card = self._fleet.card(model)
+        if card and (refused := refusals.too_large(waiter.demand, card, self._fleet.serving(model, now))):
             return refused
         # what was begun is brought to its end; there are never more of these than ran at once
         if waiter.resumed:
             return None
-        pace = self._pace.get(place.model)
-        wait_s = turns_until(waiter, queue) * pace.interval_s(now) if pace is not None else 0.0
-        others = len(queue) - 1
-        own = queue.share(place.model).waiting(place.tenant)
-        if own > _ROOM_FACTOR * (queue.limit - others):
-            return refusals.queue_full(others, wait_s)
-        remaining = self._config.max_queue_wait_s
+        wait_s, limit_s = self._wait_s(waiter, now), self._config.max_queue_wait_s
         if waiter.deadline is not None:
-            remaining = min(remaining, waiter.deadline - now)
-        return refusals.long_wait(wait_s, remaining) if wait_s > remaining else None
+            limit_s = min(limit_s, waiter.deadline - now)
+        return refusals.long_wait(wait_s, limit_s) if wait_s > limit_s else None
 
-    def _who_yields(self, waiter: Waiter) -> Waiter:
-        """Where the queue is full, the last of those who are less urgent makes room."""
-        full = len(self.queue) > self.queue.limit
-        return (full and self.queue.last_behind(waiter)) or waiter
+    def _wait_s(self, waiter: Waiter, now: float) -> float:
+        """Predicted from its place in the order and the pace at which others were placed."""
+        pace = self._pace.get(waiter.place.model)
+        return turns_until(waiter, self.queue) * pace.interval_s(now) if pace is not None else 0.0
 
     def _take_turns(self, model: str, now: float) -> list[Outgoing]:
         """Place who is next until somebody who is has no room.

@@ -8,6 +8,7 @@ nothing itself.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
@@ -54,7 +55,7 @@ Classes = dict[Urgency, dict[str, list[Waiter]]]
 
 
 class WaitQueue:
-    """weights: of tenants, 1 where not given."""
+    """limit: of those that wait for one model. weights: of tenants, 1 where not given."""
 
     def __init__(self, limit: int, weights: Mapping[str, float]) -> None:
         self.limit = limit
@@ -62,6 +63,7 @@ class WaitQueue:
         self._shares: dict[str, FairShare] = {}
         self._models: dict[str, Classes] = {}
         self._all: dict[RequestKey, Waiter] = {}
+        self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -107,14 +109,32 @@ class WaitQueue:
                 return min(heads, key=lambda head: (counter(head.place.tenant), head.rank))
         return None
 
-    def last_behind(self, waiter: Waiter) -> Waiter | None:
-        """The last in the longest line of the least urgent fresh class, if less urgent than `waiter`."""
+    def full(self, model: str) -> bool:
+        """Whether more wait than may, the latest included."""
+        return self._counts[model] > self.limit
+
+    def who_yields(self, waiter: Waiter) -> Waiter:
+        """Who leaves a full queue for the latest: the last of those who are less urgent, or else of the
+        tenant that has more waiting than the latest one's, by weight; or else the latest itself.
+
+        So nobody fills the queue for others. Who is in the middle of an answer never yields.
+        """
         classes = self.classes(waiter.place.model)
-        fresh = [urgency for urgency in classes if urgency > waiter.urgency and urgency[1]]
-        return max(classes[max(fresh)].values(), key=len)[-1] if fresh else None
+        fresh = [urgency for urgency in classes if urgency[1]]
+        least_urgent = max(fresh, default=waiter.urgency)
+        if least_urgent > waiter.urgency:
+            return max(classes[least_urgent].values(), key=len)[-1]
+        share, lines = self.share(waiter.place.model), classes[waiter.urgency]
+
+        def crowd(tenant: str) -> float:
+            return len(lines[tenant]) / share.weight(tenant)
+
+        longest = max(lines, key=crowd)
+        return lines[longest][-1] if crowd(longest) > crowd(waiter.place.tenant) else waiter
 
     def push(self, waiter: Waiter) -> None:
         self._all[waiter.key] = waiter
+        self._counts[waiter.place.model] += 1
         self.share(waiter.place.model).arrives(waiter.place.tenant, waiter.arrived)
         tenants = self._models.setdefault(waiter.place.model, {}).setdefault(waiter.urgency, {})
         insort(tenants.setdefault(waiter.place.tenant, []), waiter, key=_rank)
@@ -123,6 +143,7 @@ class WaitQueue:
         waiter = self._all.pop(key, None)
         if waiter is not None:
             self._leave_line(waiter)
+            self._counts[waiter.place.model] -= 1
             self.share(waiter.place.model).leaves(waiter.place.tenant)
         return waiter
 
@@ -144,6 +165,7 @@ class WaitQueue:
             share.forget_idle(now)
             if not len(share):
                 del self._shares[model]
+                self._counts.pop(model, None)
 
     def _leave_line(self, waiter: Waiter) -> None:
         place = waiter.place
@@ -176,7 +198,9 @@ class WaitQueue:
                 assert self.share(model).waiting(tenant) == count, f"{tenant!r} waits {count} times"
         assert {waiter.key for waiter in lined} == set(self._all)
         assert len(lined) == len(self._all)
-        assert sum(not waiter.resumed for waiter in lined) <= self.limit
+        fresh = Counter(waiter.place.model for waiter in lined if not waiter.resumed)
+        assert max(fresh.values(), default=0) <= self.limit
+        assert +self._counts == Counter(waiter.place.model for waiter in lined)
 
 
 def _rank(waiter: Waiter) -> tuple[float, int]:

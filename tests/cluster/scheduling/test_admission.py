@@ -78,23 +78,44 @@ def test_cached_tokens_are_not_paid_for(make):
 
 
 def test_one_tenant_cannot_fill_the_queue_for_all(make):
-    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=100)
-    for number in range(300):
+    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=10)
+    for number in range(30):
         scheduler.place(make.place(f"large-{number}", tenant="large"), ROUTER, 0.1)
-    waiting = len(scheduler.queue)
-    assert 80 <= waiting < 100
+    assert len(scheduler.queue) == 10
     for number in range(5):
-        assert not refusals(scheduler.place(make.place(f"small-{number}", tenant="small"), ROUTER, 0.1))
-    assert len(scheduler.queue) == waiting + 5
-    assert scheduler.refused == {"queue_full": 299 - waiting}
+        outgoing = scheduler.place(make.place(f"small-{number}", tenant="small"), ROUTER, 0.1)
+        # the large one's latest make room
+        assert list(refusals(outgoing)) == [f"large-{10 - number}"]
+        scheduler.check_integrity()
+    # now they are even, and each refuses its own
+    for tenant in ("large", "small"):
+        assert list(refusals(scheduler.place(make.place(f"{tenant}-x", tenant=tenant), ROUTER, 0.1))) == [
+            f"{tenant}-x"
+        ]
+
+
+def test_room_in_the_queue_is_by_weight(make):
+    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=10, tenant_weights={"a": 4.0})
+    for number in range(40):
+        scheduler.place(make.place(f"r{number}", tenant="ab"[number % 2]), ROUTER, 0.1)
+    assert Counter(waiter.place.tenant for waiter in scheduler.queue) == {"a": 8, "b": 2}
 
 
 def test_many_tenants_leave_room_for_one_more(make):
     scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=200)
     for number in range(2000):
         scheduler.place(make.place(f"r{number}", tenant=f"t{number % 10}"), ROUTER, 0.1)
-    assert len(scheduler.queue) < 200
-    assert not refusals(scheduler.place(make.place("late", tenant="late"), ROUTER, 0.1))
+    assert "late" not in refusals(scheduler.place(make.place("late", tenant="late"), ROUTER, 0.1))
+    assert len(scheduler.queue) == 200
+
+
+def test_one_models_crowd_leaves_room_for_another_model(make):
+    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=5)
+    scheduler.register(make.register("other", model="n", max_running=1), 0.0)
+    for number in range(20):
+        scheduler.place(make.place(f"r{number}"), ROUTER, 0.1)
+    for number in range(6):
+        assert not refusals(scheduler.place(make.place(f"n{number}", model="n"), ROUTER, 0.1))
 
 
 def test_urgent_request_takes_the_place_of_one_that_can_wait(make):

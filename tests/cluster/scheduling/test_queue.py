@@ -93,14 +93,17 @@ def test_an_urgent_class_goes_before_all_others_and_deadlines_order_a_line(reque
             assert line == sorted(line)
 
 
-def test_last_behind():
+def test_who_yields():
     urgent, batch, later = make_waiter(0), make_waiter(1, priority=5), make_waiter(2, priority=5)
     queue = make_queue(urgent, batch, later)
-    assert queue.last_behind(urgent) is later
-    assert queue.last_behind(batch) is None
+    assert queue.who_yields(urgent) is later
+    assert queue.who_yields(batch) is batch
     # whose client has read a part of it is not given up for others
     queue.push(make_waiter(3, priority=9, resumed=True))
-    assert queue.last_behind(urgent) is later
+    assert queue.who_yields(urgent) is later
+    queue.push(other := make_waiter(4, priority=5, tenant="other"))
+    assert queue.who_yields(other) is later
+    assert queue.who_yields(later) is later
 
 
 def test_pace_knows_nothing_until_somebody_waits():
