@@ -54,6 +54,15 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(seen) // len(self.group_blocks)
 
 
+class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker that holds the first blocks of a prompt in its memory, and where they can be fetched."""
+
+    worker_id: str
+    incarnation: str
+    endpoint: str
+    blocks: int
+
+
 class WorkerBrief(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a router must know of a worker to place without a scheduler. sequences: running or waiting."""
 

@@ -94,6 +94,16 @@ class CacheConfig(Frozen):
         description="auto brings blocks back from memory or disk where that is faster than computing them",
     )
 
+    kv_peer_fetch: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto fetches prefixes from other workers' memory where that beats computing them",
+    )
+    kv_peer_gbps: float = Field(
+        10.0,
+        gt=0,
+        description="Gbit/s at which a worker gives KV away at most; what is expected until it is measured",
+    )
+
     @model_validator(mode="after")
     def _tiers_hold_what_has_a_name(self) -> Self:
         if not self.enable_prefix_caching and (self.cpu_kv_gib or self.nvme_kv_path is not None):

@@ -26,6 +26,7 @@ from .kv.manager import KvManager
 from .kv.tiers.opening import open_tiers
 from .loading import LoadedModel, load
 from .parallel.gang import OnLoss, ignore_loss
+from .peers.links import PeerLinks
 from .protocol import EventSink, FinishReason, ModelCard, StepTime, Submit, TokenDelta, WorkerStats
 from .runner.step import PendingStep, Sampled
 from .sequence import Request, Sequence, State
@@ -45,9 +46,17 @@ class Engine:
     """See `engine_api.EngineLike`. Raises ModelError where the model cannot be loaded or does not fit."""
 
     def __init__(
-        self, config: EngineConfig, sink: EventSink, progress: Progress, on_loss: OnLoss = ignore_loss
+        self,
+        config: EngineConfig,
+        sink: EventSink,
+        progress: Progress,
+        on_loss: OnLoss = ignore_loss,
+        peers: PeerLinks | None = None,
     ) -> None:
-        """on_loss: told by another thread of the loss of a rank, after which no step can be computed."""
+        """on_loss: told by another thread of the loss of a rank, after which no step can be computed.
+
+        peers: links to other workers, closed before this is; with several ranks there are none.
+        """
         self._config = config
         self._model: LoadedModel = load(config, progress, on_loss)
         self._runner = self._model.runner
@@ -59,6 +68,7 @@ class Engine:
             sink,
             self._model.card.hash_root,
             self._runner.stores,
+            links=peers,
         )
         if self._tiers is not None:
             self._pool.kept_below = self._tiers.holds
@@ -98,6 +108,8 @@ class Engine:
         self._arrivals += 1
         self._requests[admitted.key] = admitted
         for seq in admitted.live:
+            if request.peer is not None:
+                self._kv.offer(seq, request.peer)
             if seq not in admitted.unborn:
                 self._batcher.add(seq)
         self._note_stats()

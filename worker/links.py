@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import zmq
@@ -37,7 +36,7 @@ from .protocol import (
 )
 from .router_links import FromRouter, RouterGone, RouterLinks
 from .scheduler_link import SchedulerLink
-from .transport import PEER_QUEUE, Codec, PeerUnreachable, ProtocolError, Security, connect, send
+from .transport import PEER_QUEUE, Codec, PeerUnreachable, ProtocolError, Security, advertised, connect, send
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,12 @@ class RankGone:
     reason: str
 
 
-Event = FromRouter | RouterGone | EpochSeen | RankGone | Drain | Shutdown
+@dataclass(frozen=True, slots=True)
+class PeerAsked:
+    """Another worker wants KV blocks: the engine looks for such between its steps."""
+
+
+Event = PeerAsked | FromRouter | RouterGone | EpochSeen | RankGone | Drain | Shutdown
 
 
 class Links:
@@ -76,7 +80,7 @@ class Links:
         self._context: zmq.Context[Any] = zmq.Context()
         pulse = Pulse(worker_id=config.worker_id, incarnation=incarnation)
         self._routers = RouterLinks(self._context, config.bind, security, pulse, self.inbox.put)
-        self.endpoint = _advertised(self._routers.endpoint, config.advertise_host)
+        self.endpoint = advertised(self._routers.endpoint, config.advertise_host)
         self._supervisor = (
             connect(self._context, config.supervisor, security, config.worker_id)
             if config.supervisor is not None
@@ -107,7 +111,13 @@ class Links:
         if self._supervisor is not None:
             self._post(SUPERVISOR, message, False)
 
-    def announce(self, card: ModelCard, total_blocks: int, stats: Callable[[], WorkerStats]) -> None:
+    def announce(
+        self,
+        card: ModelCard,
+        total_blocks: int,
+        stats: Callable[[], WorkerStats],
+        peer_endpoint: str = "",
+    ) -> None:
         """The engine is warm: tell the supervisor, register and report from now on."""
         register = Register(
             worker_id=self._config.worker_id,
@@ -115,6 +125,7 @@ class Links:
             endpoint=self.endpoint,
             card=card,
             stats=stats(),
+            peer_endpoint=peer_endpoint,
         )
         self._scheduler = SchedulerLink(
             self._context, self._security, register, self._config.scheduler_timeout_s
@@ -260,10 +271,3 @@ class Links:
         if self._supervisor is not None:
             self._supervisor.close(linger=int(1000 * FAREWELL_S))
         self._context.term()
-
-
-def _advertised(bound: str, host: str | None) -> str:
-    """The bound endpoint as others reach it."""
-    if host is None or not bound.startswith("tcp://"):
-        return bound
-    return f"tcp://{host}:{urlsplit(bound).port}"

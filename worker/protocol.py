@@ -23,6 +23,7 @@ import msgspec
 from .cards import Fenced as Fenced
 from .cards import FenceReason as FenceReason
 from .cards import ModelCard as ModelCard
+from .cards import Peer as Peer
 from .cards import WorkerBrief as WorkerBrief
 from .sampling_params import SamplingParams
 from .stats import RouterCounts as RouterCounts
@@ -53,6 +54,7 @@ class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):
     ended: sequences that ended in an earlier attempt, and are not generated again.
     priority: lower is sooner, as in vLLM; in Place, too.
     deadline_s: seconds from receipt after which a request that has not started is refused; None for never.
+    peer: as in Placement.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class Submit(Message, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     deadline_s: float | None = None
     cache_salt: str = ""
+    peer: Peer | None = None
     ended: tuple[int, ...] = ()
 
     @property
@@ -205,6 +208,7 @@ class Placement(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     predicted_s: time to first token. cached_tokens: prefix tokens expected to be found.
     waited_s: time in the scheduler's queue.
+    peer: another worker that has some of the prompt, which is fetched from there sooner than computed.
     """
 
     request_id: str
@@ -216,6 +220,7 @@ class Placement(Message, frozen=True, kw_only=True, omit_defaults=True):
     predicted_s: float
     cached_tokens: int = 0
     waited_s: float = 0.0
+    peer: Peer | None = None
 
 
 RefusalReason = Literal["queue_full", "deadline", "no_worker", "unknown_model", "too_long"]
@@ -263,13 +268,17 @@ class RouterReport(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Register(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker offers itself. incarnation: new with every start of the rank-0 process."""
+    """A worker offers itself. incarnation: new with every start of the rank-0 process.
+
+    peer_endpoint: where other workers fetch KV from it; empty where they cannot.
+    """
 
     worker_id: str
     incarnation: str
     endpoint: str
     card: ModelCard
     stats: WorkerStats
+    peer_endpoint: str = ""
     version: int = PROTOCOL_VERSION
 
 

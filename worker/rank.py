@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             return FakeEngine(config.engine, config.fake, sink, progress)
         from .engine import Engine
 
-        return Engine(config.engine, sink, progress, server.lose_rank)
+        return Engine(config.engine, sink, progress, server.lose_rank, server.peers)
 
     server = WorkerServer(config, build_engine, Security.from_secret(os.environ.get(SECRET_VARIABLE)))
     for number in (signal.SIGTERM, signal.SIGINT):

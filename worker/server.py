@@ -19,7 +19,8 @@ import msgspec
 from .config import WorkerConfig
 from .engine_api import EngineFactory, EngineLike, RankLost, Refused
 from .kv_journal import KvJournal
-from .links import EpochSeen, Event, Links, RankGone
+from .links import EpochSeen, Event, Links, PeerAsked, RankGone
+from .peers.links import PeerLinks
 from .protocol import (
     Abort,
     Drain,
@@ -53,6 +54,7 @@ class WorkerServer:
         self._build_engine = build_engine
         self._journal = KvJournal()
         self._links = Links(config, self.incarnation, security, self._journal)
+        self.peers = self._peer_links(security)
         self._table = RequestTable(self.incarnation)
         self._step = 0
         self._step_began: float | None = None
@@ -65,10 +67,13 @@ class WorkerServer:
 
     def run(self) -> int:
         self._links.start()
+        if self.peers is not None:
+            self.peers.start()
         engine: EngineLike | None = None
         try:
             engine = self._build_engine(self._journal, self._report_loading)
-            self._links.announce(engine.card, engine.total_blocks, lambda: self._stats(engine))
+            lends_at = self.peers.endpoint if self.peers is not None else ""
+            self._links.announce(engine.card, engine.total_blocks, lambda: self._stats(engine), lends_at)
             while self._stopping is None:
                 self._turn(engine)
             self._give_up(self._table.all(), self._stopping, moved="drained")
@@ -81,6 +86,8 @@ class WorkerServer:
             return 1
         finally:
             self._links.close()
+            if self.peers is not None:
+                self.peers.close()
             if engine is not None:
                 engine.close()
             if self._deadline is not None:
@@ -96,6 +103,25 @@ class WorkerServer:
         self._deadline = threading.Timer(LAST_WORDS_S, os._exit, (1,))
         self._deadline.daemon = True
         self._deadline.start()
+
+    def _peer_links(self, security: Security | None) -> PeerLinks | None:
+        """None for workers that neither fetch nor lend: with several ranks each has but a part of a block."""
+        config, cache = self._config, self._config.engine.cache
+        several = config.engine.runner.tensor_parallel_size > 1
+        if (
+            config.fake is not None
+            or several
+            or cache.kv_peer_fetch == "off"
+            or not cache.enable_prefix_caching
+        ):
+            return None
+        anywhere = f"{config.bind.rpartition(':')[0]}:0"
+        return PeerLinks(
+            anywhere,
+            security,
+            config.advertise_host,
+            on_asked=lambda: self._links.inbox.put(PeerAsked()),
+        )
 
     def _turn(self, engine: EngineLike) -> None:
         """Take what came, end what is late, compute one step, and send its tokens."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-Tier = Literal["gpu", "cpu", "nvme"]
+Tier = Literal["gpu", "cpu", "nvme", "peer"]
 
 # a step that takes this many times its prediction is a hang and not a long prefill
 HANG_FACTOR = 20.0
@@ -39,6 +39,9 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restored_blocks: brought back to the main pool. corrupt_blocks: whose checksum was wrong when read.
     evicted: blocks that gave way to others, by what that meant: "kept" in a tier below, or "lost".
     latency_s, bytes_per_s: of the way back to the main pool, as measured.
+
+    The tier "peer" is other workers' memory: used_blocks are those that somebody is said to hold, restored
+    ones were fetched, and stored_bytes were lent.
     """
 
     total_blocks: int = 0

@@ -134,6 +134,13 @@ def is_local(endpoint: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def advertised(bound: str, host: str | None) -> str:
+    """A bound endpoint as others reach it."""
+    if host is None or not bound.startswith("tcp://"):
+        return bound
+    return f"tcp://{host}:{urlsplit(bound).port}"
+
+
 def _make(context: zmq.Context[Any], kind: int) -> Any:
     socket = context.socket(kind)
     socket.linger = 0

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 import zmq
@@ -31,7 +30,7 @@ from decodefleet.worker.protocol import (
     Tier,
     ToScheduler,
 )
-from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, bind, send
+from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, advertised, bind, send
 
 from ..directory.holdings import Holdings
 from ..directory.listener import DirectoryListener
@@ -122,7 +121,7 @@ class SchedulerServer:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._endpoint = _advertised(endpoint, self._advertise_host)
+        self._endpoint = advertised(endpoint, self._advertise_host)
         if self._directory is not None:
             await self._directory.start(IndexFeed(self.core))
         self._last_tick = time.monotonic()
@@ -325,9 +324,3 @@ class IndexFeed:
 def _same(peer: str, claimed: str) -> None:
     if peer != claimed:
         raise ProtocolError(f"{peer!r} speaks for {claimed!r}")
-
-
-def _advertised(endpoint: str, host: str | None) -> str:
-    if host is None:
-        return endpoint
-    return f"tcp://{host}:{urlsplit(endpoint).port}"

@@ -22,6 +22,7 @@ from decodefleet.worker.config import (
 )
 from decodefleet.worker.engine import Engine
 from decodefleet.worker.kv.hashing import pack_tokens
+from decodefleet.worker.peers.links import PeerLinks
 from decodefleet.worker.protocol import Submit, Tier, TokenDelta
 from decodefleet.worker.sampling_params import SamplingParams
 
@@ -128,6 +129,7 @@ def make_engine(
     sink: RecordingSink | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     tiers: Mapping[str, Any] = MappingProxyType({}),
+    peers: PeerLinks | None = None,
     **runner: Any,
 ) -> Engine:
     """tiers: further fields of CacheConfig, windows too. runner: further fields of RunnerConfig."""
@@ -148,7 +150,7 @@ def make_engine(
         ),
         runner=RunnerConfig(device=device, threads=1, **runner),
     )
-    return Engine(config, sink or RecordingSink(), lambda *_: None)
+    return Engine(config, sink or RecordingSink(), lambda *_: None, peers=peers)
 
 
 def make_submit(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..protocol import Peer
 from ..sequence import BlockList, Sequence
 from .block_pool import BlockPool
 from .groups import PLAIN, KvGroups, WindowRule, drop_unit
@@ -170,6 +171,13 @@ class KvManager:
         if self._restorer is not None:
             self._restorer.swap_out(seq, self._copies)
 
+    def offer(self, seq: Sequence, peer: Peer) -> None:
+        """Another worker is said to hold the first blocks of this sequence."""
+        if self._restorer is not None and self._prefix_caching:
+            named = seq.hashes[: peer.blocks]
+            names = (group_hash(name, g) for g in range(len(self._rules)) for name in named)
+            self._restorer.tiers.offer(peer, names)
+
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended: what was kept for it alone goes."""
         if self._restorer is not None:
@@ -248,7 +256,7 @@ class KvManager:
         refs = [*[0] * self.pool.total, 1]
         if self._restorer is not None:
             self._restorer.check_integrity(holders, waiting)
-            for block in self._restorer.tiers.loading_blocks():
+            for block in self._restorer.tiers.held_blocks():
                 refs[block] += 1
         for seq in holders:
             assert len(seq.blocks) == len(self._rules), "a group without a list of blocks"

@@ -200,12 +200,12 @@ class Restorer:
         return self.tiers.find(name) if block is None else block
 
     def _shorter(self, far: Prefix, hashes: Rows[bytes]) -> list[Prefix]:
-        """The prefix up to where the slowest tier begins, if that is not its beginning."""
-        slowest = self.tiers.slowest
+        """The prefixes up to where a tier begins, the longest first."""
+        begins: dict[Tier, int] = {}
         for i, place in enumerate(far.groups[0].each):
-            if isinstance(place, Below) and place.tier is slowest:
-                return [self._prefix(hashes[:i])] if i else []
-        return []
+            if isinstance(place, Below):
+                begins.setdefault(place.tier, i)
+        return [self._prefix(hashes[:i]) for i in reversed(begins.values()) if i]
 
     def _with_rest(self, swap: _Swap, hashes: Rows[bytes]) -> Prefix | None:
         """All that the sequence had computed; None unless all of it is there."""

@@ -261,7 +261,7 @@ def test_a_tier_that_does_not_answer_is_given_up_and_its_blocks_come_back_late()
         setup.check()
     assert seq.cached_tokens == 0
     assert setup.tiers.stats()["cpu"].total_blocks == 0
-    assert setup.pool.available == setup.pool.total - len(setup.tiers.loading_blocks()) < setup.pool.total
+    assert setup.pool.available == setup.pool.total - len(setup.tiers.held_blocks()) < setup.pool.total
     setup.run()
     assert setup.pool.available == setup.pool.total
 
@@ -421,7 +421,7 @@ class TiersMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, DISK), byte=st.integers(0, SLAB_BYTES - 1), data=st.data())
     def rot(self, number: int, byte: int, data: st.DataObject) -> None:
         assert self.disk is not None
-        slots = [entry.slot for entry in self.setup.tiers.slowest.slots._entries.values()]
+        slots = [entry.slot for entry in self.setup.tiers._tiers[-1].slots._entries.values()]
         if slots:
             flip(data.draw(st.sampled_from(sorted(self.disk.iterdir()))), slots[number % len(slots)], byte)
 
@@ -442,7 +442,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.setup.run()
         assert not self.alive
         assert self.setup.pool.available == self.setup.pool.total
-        assert not self.setup.tiers.loading_blocks()
+        assert not self.setup.tiers.held_blocks()
         for tier in self.setup.tiers._tiers:
             assert not any(entry.pins for entry in tier.slots._entries.values())
             assert not tier.slots._leaving

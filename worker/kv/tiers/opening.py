@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ...config import CacheConfig
+from ...peers.links import PeerLinks
+from ...peers.peers import Peers
 from ...protocol import EventSink
 from ..block_pool import BlockPool
 from .copies import Copies
@@ -58,6 +60,11 @@ class _Sizes:
     host: int
     disk: int
 
+    @property
+    def host_slots(self) -> int:
+        """With no host memory of its own, disk has a stage there; without either a slot is enough."""
+        return self.host or (STAGE_SLOTS if self.disk else 1)
+
     @staticmethod
     def of(cache: CacheConfig, slab_bytes: int, ranks: int) -> _Sizes:
         disk = cache.nvme_kv_gib if cache.nvme_kv_path is not None else 0.0
@@ -72,8 +79,10 @@ def open_tiers(
     root: bytes,
     others: OtherStores | None = None,
     threads: Threads = ThreadPoolExecutor,
+    links: PeerLinks | None = None,
 ) -> KvTiers | None:
     """slabs: the main pool, uint8 [blocks, slab_bytes], not in use yet. root: of the chains of block hashes.
+    links: to other workers, where blocks may come from there; not with several ranks.
 
     None where no tier is asked for, or none can be had.
     """
@@ -83,15 +92,16 @@ def open_tiers(
     if cache.nvme_kv_path is not None:
         form = SlabForm(root.hex(), copies.slab_bytes, sizes.disk, ranks)
         disk = _try_disk(cache.nvme_kv_path, form, copies, threads)
-    if not sizes.host and disk is None:
+    if not sizes.host and disk is None and links is None:
         return None
-    store = open_store(copies, sizes.host or STAGE_SLOTS, disk, threads)
+    assert links is None or others is None, "a rank fetches nothing by itself"
+    store = open_store(copies, sizes.host_slots, disk, threads)
     if others is not None:
-        _open_others(others, store, sizes.host or STAGE_SLOTS)
+        _open_others(others, store, sizes.host_slots)
         if not sizes.host and store.disk is None:
             store.close()
             return None
-    return _tiers(cache, sizes, copies, pool, sink, store, others)
+    return _tiers(cache, sizes, copies, pool, sink, store, others, links, root)
 
 
 def _tiers(
@@ -102,23 +112,31 @@ def _tiers(
     sink: EventSink,
     store: Store,
     others: OtherStores | None,
+    links: PeerLinks | None,
+    root: bytes,
 ) -> KvTiers:
     slab_bytes, transfers = copies.slab_bytes, Transfers(store, others)
     nvme = None if store.disk is None else _disk_tier(store.disk, copies, sink)
-    host = _host_tier(store, copies, sizes.host, sink, nvme)
+    host = _host_tier(store, copies, sizes, sink, nvme)
     ways = {host: Kind.LOAD}
     writer = None
     if nvme is not None:
         ways[nvme] = Kind.READ
         writer = Writer(host, nvme, transfers, slab_bytes, hold=sizes.host < FEW_SLOTS)
     saver = Saver(pool, host, transfers, slab_bytes, writer)
+    own, peers = [*ways], None
+    if links is not None:
+        peers = Peers(links, pool, copies, host, store.read, root=root, gbps=cache.kv_peer_gbps)
+        ways[peers.tier] = Kind.FETCH
+        store.fetch = peers.borrower.start
     # what comes from disk is worth a place in memory as well, if that is more than a stage
     on_arrival = saver.offer if sizes.host else None
     return KvTiers(
-        [*ways],
+        own,
         saver,
         Loader(pool, transfers, ways, slab_bytes, on_arrival),
         transfers,
+        peers,
         slab_bytes=slab_bytes,
         policy=cache.kv_restore,
         staged=not sizes.host,
@@ -148,9 +166,9 @@ def _leave_out(error: object) -> None:
     log.warning("the nvme tier of the KV cache is left out: %s", error)
 
 
-def _host_tier(store: Store, copies: Copies, slots: int, sink: EventSink, below: Tier | None) -> Tier:
-    """A tier of its own, or with 0 slots a stage on the way to disk, of which nobody is told."""
-    told, slots = (sink, slots) if slots else (None, STAGE_SLOTS)
+def _host_tier(store: Store, copies: Copies, sizes: _Sizes, sink: EventSink, below: Tier | None) -> Tier:
+    """A tier of its own, or a stage on the way to disk, of which nobody is told."""
+    told, slots = sink if sizes.host else None, sizes.host_slots
 
     def load(index: int) -> Future[Any]:
         return store.start(Kind.LOAD, [Piece(index % copies.blocks, host=index % slots)], _ignore)

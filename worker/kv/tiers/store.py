@@ -26,13 +26,14 @@ from .slots import Entry
 
 class Kind(IntEnum):
     """SAVE: pool to host memory, EVACUATE: the same, before the next step may write the blocks. LOAD: host
-    memory to pool. WRITE: host memory to file. READ: file to pool."""
+    memory to pool. WRITE: host memory to file. READ: file to pool. FETCH: another worker's memory to pool."""
 
     SAVE = 1
     EVACUATE = 2
     LOAD = 3
     WRITE = 4
     READ = 5
+    FETCH = 6
 
 
 class Piece(NamedTuple):
@@ -89,6 +90,8 @@ class Store:
         self, copies: Copies, memory: HostMemory, save: Executor, load: Executor, disk: Disk | None
     ) -> None:
         self.disk = disk
+        # how a FETCH is begun, where there is anybody to fetch from
+        self.fetch: Callable[[Sequence[Piece], Done], Future[Moved]] | None = None
         self._copies = copies
         self._memory = memory
         self._save = save
@@ -99,8 +102,15 @@ class Store:
         the future has it, or not at all where that is cancelled before it began."""
         if kind is Kind.EVACUATE:
             return self._evacuate(pieces, done)
+        if kind is Kind.FETCH:
+            assert self.fetch is not None, "a move from workers that are not there"
+            return self.fetch(pieces, done)
         executor, move = self._work(kind, pieces)
         return executor.submit(_run, move, done)
+
+    def read(self, slot: int) -> bytes:
+        """A copy of a host slot, which is filled and pinned. Any thread."""
+        return self._memory.slab(slot).numpy().tobytes()
 
     def clear(self) -> None:
         """Forget what the file holds. Raises OSError."""

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from ...config import RestorePolicy
+from ...peers.peers import Peers
+from ...protocol import Peer, TierStats
 from ...protocol import Tier as TierName
-from ...protocol import TierStats
 from .loader import Load, Loader, Wanted
 from .saver import Leaving, Saver
 from .tier import Tier
@@ -31,7 +32,8 @@ class Below(NamedTuple):
 
 
 class KvTiers:
-    """tiers: fastest first. staged: the first is but a stage on the way to the second.
+    """tiers: our own, fastest first. staged: the first is but a stage on the way to the second, if there is
+    one. peers: other workers, whose memory comes last.
 
     policy: whether restoring has to be faster than computing ("auto"), or is always done.
     """
@@ -42,6 +44,7 @@ class KvTiers:
         saver: Saver,
         loader: Loader,
         transfers: Transfers,
+        peers: Peers | None = None,
         *,
         slab_bytes: int,
         policy: RestorePolicy,
@@ -53,6 +56,8 @@ class KvTiers:
         self._saver = saver
         self._loader = loader
         self._transfers = transfers
+        self._peers = peers
+        self._all = tiers if peers is None else [*tiers, peers.tier]
         self._slab_bytes = slab_bytes
         self._policy = policy
         self._close = close
@@ -62,7 +67,8 @@ class KvTiers:
     @property
     def busy(self) -> bool:
         """Whether anything is on its way, or waits to be."""
-        return self._transfers.outstanding > 0 or self._saver.busy
+        lending = self._peers is not None and self._peers.busy
+        return self._transfers.outstanding > 0 or self._saver.busy or lending
 
     @property
     def stall_s(self) -> float:
@@ -76,12 +82,16 @@ class KvTiers:
             seconds = self._slab_bytes / tier.link.measured_bytes_per_s
             tier.keeps = tier.alive and (self._policy == "always" or seconds < compute_s)
         if self._public is not self._tiers:
-            self._tiers[0].keeps = self._tiers[1].keeps
+            self._tiers[0].keeps = any(tier.keeps for tier in self._public)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take in what has ended and start what there is room for; waits up to the timeout for something."""
         began = time.perf_counter()
+        lending = self._peers is not None and self._peers.busy
         self._transfers.poll(timeout_s)
+        if self._peers is not None and lending:
+            # where nothing else is under way, nobody has waited yet
+            self._peers.poll(0.0 if self._transfers.outstanding else timeout_s)
         if timeout_s and self._loader.blocks:
             self._idle_s += time.perf_counter() - began
         self._loader.check_progress()
@@ -104,12 +114,8 @@ class KvTiers:
         """Returns once the next step may write these blocks."""
         self._saver.settle(blocks)
 
-    @property
-    def slowest(self) -> Tier:
-        return self._tiers[-1]
-
     def holds(self, name: bytes) -> bool:
-        """Whether some tier has the block, or will have it soon."""
+        """Whether some tier of ours has the block, or will have it soon."""
         return any(tier.holds(name) for tier in self._tiers)
 
     def find(self, name: bytes) -> Load | Below | None:
@@ -117,10 +123,15 @@ class KvTiers:
         load = self._loader.find(name)
         if load is not None:
             return load
-        for tier in self._tiers:
+        for tier in self._all:
             if tier.slots.find(name) is not None:
                 return Below(name, tier)
         return None
+
+    def offer(self, peer: Peer, names: Iterable[bytes]) -> None:
+        """Another worker is said to hold these blocks."""
+        if self._peers is not None:
+            self._peers.offer(peer, names)
 
     def find_private(self, name: bytes) -> Below | None:
         """What one sequence left for itself."""
@@ -142,7 +153,7 @@ class KvTiers:
     def touch(self, names: Iterable[bytes]) -> None:
         """These blocks are of use, wherever else they are."""
         for name in names:
-            for tier in self._tiers:
+            for tier in self._all:
                 tier.slots.touch(name)
 
     def restore(self, wanted: Sequence[Wanted]) -> list[Load]:
@@ -164,9 +175,10 @@ class KvTiers:
         for name in names:
             self._tiers[0].discard(name)
 
-    def loading_blocks(self) -> list[int]:
-        """Blocks of the pool to each of which a load holds a reference."""
-        return self._loader.blocks
+    def held_blocks(self) -> list[int]:
+        """Blocks of the pool to each of which a load, or a loan, holds a reference."""
+        lent = [] if self._peers is None else self._peers.lent_blocks
+        return [*self._loader.blocks, *lent]
 
     def clear(self) -> int:
         """Forget all blocks, on disk too; returns how many there were."""
@@ -174,12 +186,16 @@ class KvTiers:
         try:
             self._transfers.clear_files()
         except OSError as error:
-            self.slowest.fail(error)
+            self._tiers[-1].fail(error)
+        if self._peers is not None:
+            self._peers.tier.clear()
         return sum(tier.clear() for tier in self._tiers)
 
     def stats(self) -> dict[TierName, TierStats]:
         told = {tier.name: tier.stats() for tier in self._public}
-        if self._public is not self._tiers:
+        if self._peers is not None:
+            told["peer"] = self._peers.stats()
+        if self._public is not self._tiers and self._public:
             # what was still on the way to the slower tier was found there as well
             stage, tier = self._tiers[0], self._tiers[1]
             told[tier.name] = msgspec.structs.replace(
@@ -191,8 +207,10 @@ class KvTiers:
 
     def close(self) -> None:
         """Ends all threads; what is not on disk by then is lost."""
+        if self._peers is not None:
+            self._peers.close()
         self._close()
 
     def check_integrity(self) -> None:
-        for tier in self._tiers:
+        for tier in self._all:
             tier.slots.check_integrity()

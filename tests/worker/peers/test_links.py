@@ -1,0 +1,148 @@
+"""The thread between workers: windows, limits, and who is left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from neighbours import lying_peer, slab_frame
+
+from decodefleet.worker.peers.links import MOST_WAITING, WINDOW, Asked, PeerLinks
+from decodefleet.worker.peers.wire import MOST_NAMES, Fetch, checksum
+from decodefleet.worker.transport import Security
+
+NAMES = [bytes([number]) * 16 for number in range(4)]
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[PeerLinks]:
+    links = PeerLinks("tcp://127.0.0.1:0", options.pop("security", None), **options)
+    links.start()
+    yield links
+    links.close()
+
+
+class Answers:
+    """What was delivered, by request."""
+
+    def __init__(self) -> None:
+        self.slabs: dict[tuple[int, int], bytes | None] = {}
+        self._changed = threading.Condition()
+
+    def taker(self, request: int) -> Any:
+        def take(index: int, slab: memoryview | None) -> None:
+            with self._changed:
+                assert (request, index) not in self.slabs, "delivered twice"
+                self.slabs[request, index] = None if slab is None else bytes(slab)
+                self._changed.notify()
+
+        return take
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.slabs) >= count, timeout=30)
+
+
+def echo(fetch: Fetch) -> Iterable[tuple[bytes, ...]]:
+    for index, name in enumerate(fetch.each):
+        yield slab_frame(fetch, index, checksum(name, name * 10)), name * 10
+
+
+def test_more_than_a_window() -> None:
+    answers = Answers()
+    with lying_peer(echo) as endpoint, running() as links:
+        for request in range(5 * WINDOW):
+            links.fetch(endpoint, NAMES, "form", answers.taker(request))
+        answers.wait_for(5 * WINDOW * 4)
+    assert all(slab == NAMES[index] * 10 for (_, index), slab in answers.slabs.items())
+
+
+def test_no_more_than_a_window_at_once() -> None:
+    seen: list[Fetch] = []
+    answers = Answers()
+
+    def keep(fetch: Fetch) -> Iterable[tuple[bytes, ...]]:
+        seen.append(fetch)
+        return ()
+
+    with lying_peer(keep) as endpoint, running(patience_s=0.3) as links:
+        for request in range(3 * WINDOW):
+            links.fetch(endpoint, NAMES, "form", answers.taker(request))
+        answers.wait_for(3 * WINDOW * 4)
+        assert len(seen) == WINDOW
+        assert set(answers.slabs.values()) == {None}
+        # one that failed is not asked for a while
+        links.fetch(endpoint, NAMES, "form", answers.taker(-1))
+        answers.wait_for(3 * WINDOW * 4 + 4)
+        assert links.failures == 1
+
+
+def test_nobody_there() -> None:
+    answers = Answers()
+    with running(patience_s=0.1) as links:
+        links.fetch("tcp://127.0.0.1:1", NAMES, "form", answers.taker(0))
+        answers.wait_for(4)
+    assert set(answers.slabs.values()) == {None}
+
+
+def test_what_is_owed_is_settled_at_the_end() -> None:
+    answers = Answers()
+    with lying_peer(lambda _: ()) as endpoint, running() as links:
+        for request in range(2 * WINDOW):
+            links.fetch(endpoint, NAMES, "form", answers.taker(request))
+    assert len(answers.slabs) == 2 * WINDOW * 4
+
+
+def test_askers_wait_for_whoever_knows_the_blocks() -> None:
+    answers = Answers()
+    heard = threading.Event()
+    with running(on_asked=heard.set) as lender, running() as links:
+        links.fetch(lender.endpoint, NAMES, "form", answers.taker(0))
+        assert heard.wait(30)
+        asked = lender.asked.popleft()
+        assert asked.fetch.each == NAMES
+        lender.lend(asked, 0, b"slab")
+        lender.lend(asked, 1, None)
+        answers.wait_for(2)
+        assert answers.slabs == {(0, 0): b"slab", (0, 1): None}
+
+
+def test_more_askers_than_can_wait_get_nothing() -> None:
+    answers = Answers()
+    with running() as lender, contextlib.ExitStack() as stack:
+        askers = [stack.enter_context(running()) for _ in range(3)]
+        # as if others had asked already
+        lender.asked.extend([Asked(b"nobody", Fetch(ticket=1, names=NAMES[0], form=""))] * MOST_WAITING)
+        for request, links in enumerate(askers):
+            links.fetch(lender.endpoint, NAMES, "form", answers.taker(request))
+        answers.wait_for(12)
+        assert len(lender.asked) == MOST_WAITING
+    assert set(answers.slabs.values()) == {None}
+
+
+@pytest.mark.parametrize("theirs", [None, Security.from_secret("another")])
+def test_strangers_get_nothing(theirs: Security | None) -> None:
+    answers = Answers()
+    with (
+        running(security=Security.from_secret("hush")) as lender,
+        running(security=theirs, patience_s=0.5) as links,
+    ):
+        links.fetch(lender.endpoint, NAMES, "form", answers.taker(0))
+        answers.wait_for(4)
+        assert not lender.asked
+    assert set(answers.slabs.values()) == {None}
+
+
+def test_unsound_requests_are_ignored() -> None:
+    assert not Fetch(ticket=1, names=b"", form="").sound
+    assert not Fetch(ticket=1, names=bytes(17), form="").sound
+    assert not Fetch(ticket=1, names=bytes(16 * (MOST_NAMES + 1)), form="").sound
+    assert Fetch(ticket=1, names=bytes(16 * MOST_NAMES), form="").sound
+
+
+def test_never_started_can_be_closed() -> None:
+    PeerLinks("tcp://127.0.0.1:0", None).close()
