@@ -142,7 +142,7 @@ def test_encrypted(tiny_llama: Path) -> None:
 
 
 def test_another_form_is_a_miss(tiny_llama: Path) -> None:
-    """Names of unlike caches differ already; an asker with slabs of another kind gets nothing all the same."""
+    """Names of unlike caches differ already; an asker with other slabs gets nothing all the same."""
     (prompt,) = documents(1)
     with neighbours(tiny_llama) as (owner, other):
         owner.submit("first", prompt, GREEDY)
