@@ -30,7 +30,15 @@ from decodefleet.worker.protocol import (
     Tier,
     ToScheduler,
 )
-from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, advertised, bind, send
+from decodefleet.worker.transport import (
+    Codec,
+    PeerUnreachable,
+    ProtocolError,
+    Security,
+    advertised,
+    bind,
+    send,
+)
 
 from ..directory.holdings import Holdings
 from ..directory.listener import DirectoryListener
