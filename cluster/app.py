@@ -31,7 +31,7 @@ from .directory.publisher import DirectoryPublisher
 from .directory.reader import DirectoryReader
 from .news import NewsSender
 from .observability.process_metrics import ProcessMetrics
-from .observability.tracing import Tracing
+from .observability.tracing import open_tracing
 from .replica import Locate, Supervisor, replica_config
 from .router import Router
 from .scheduling.config import SchedulingConfig
@@ -149,8 +149,7 @@ class RouterReplica:
         self._config = config
         self._fleet = FleetOfServe(scheduler)
         self._router = Router(_locate(scheduler), Security.from_secret(config.secret()))
-        endpoint = config.otlp_traces_endpoint
-        self._tracing = Tracing(endpoint, self._router.router_id) if endpoint is not None else None
+        self._tracing = open_tracing(config.otlp_traces_endpoint, self._router.router_id)
         self._port = _own_port(config, self._router.metrics.text)
         self._router.start()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from decodefleet.worker.config import (
@@ -125,6 +125,13 @@ class ServeConfig(Frozen):
     batch: BatchConfig = BatchConfig()
     runner: RunnerConfig = RunnerConfig()
     fake_engine: FakeConfig = FakeConfig()
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _has_scheme(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ValueError("must be an http:// or https:// address; OTLP over gRPC is not spoken")
+        return endpoint
 
     @model_validator(mode="after")
     def _several_machines(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.exceptions import HTTPException
@@ -16,7 +16,6 @@ from decodefleet.worker.sampling_params import InvalidRequest
 from decodefleet.worker.text.chat import ChatTemplateError
 
 from ..dataplane.errors import DataplaneError
-from ..observability.tracing import Tracing
 from ..router import Router
 from . import service, wire
 from .auth import authenticator
@@ -32,6 +31,9 @@ from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, Director
 from .settings import ApiSettings
 from .static_page import StaticPage
 from .tokens import detokenize, tokenize
+
+if TYPE_CHECKING:
+    from ..observability.spans import Tracing
 
 log = logging.getLogger(__name__)
 

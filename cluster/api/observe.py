@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -11,8 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..observability.exchange import CLIENT_LEFT, Exchange
 from ..observability.request_log import is_quiet, log_exchange
 from ..observability.router_metrics import RouterMetrics
-from ..observability.tracing import RESPONSE_HEADER, Tracing, response_header
+from ..observability.tracing import RESPONSE_HEADER, response_header
 from .settings import ApiSettings
+
+if TYPE_CHECKING:
+    from ..observability.spans import Tracing
 
 HEADER = "x-request-id"
 MAX_ID = 128
@@ -65,7 +69,7 @@ class Observe:
             exchange.error = CLIENT_LEFT
         if self._settings.access_log:
             log_exchange(exchange, as_fields=self._settings.log_fields)
-        if self._tracing is not None and exchange.span is not None:
+        if self._tracing is not None:
             self._tracing.end(exchange)
 
 

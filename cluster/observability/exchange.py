@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 CLIENT_LEFT = "client_left"
 
@@ -27,7 +30,7 @@ class Exchange:
     status: int | None = None
     error: str | None = None
     timelines: list[Timeline] = field(default_factory=list)
-    span: Any = None
+    span: Span | None = None
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
 

@@ -85,7 +85,7 @@ def sample(option: Option, folder: Path) -> Any:
     keys = folder / "keys"
     keys.write_text("key")
     special: dict[str, Any] = {"api_key_file": str(keys), "api_key": "key", "gpu_memory_utilization": 0.5}
-    special |= {"max_body_bytes": 4096, "host": "::"}
+    special |= {"max_body_bytes": 4096, "host": "::", "otlp_traces_endpoint": "http://collector:4318"}
     choices = [
         value for part in typing.get_args(option.annotation) for value in typing.get_args(part) or [part]
     ]
@@ -192,3 +192,11 @@ def test_option_names_are_unique_and_described() -> None:
         for field in ServeConfig.model_fields.values()
     )
     assert len(described) == fields
+
+
+def test_traces_go_to_an_http_address() -> None:
+    assert load_config(
+        {"otlp_traces_endpoint": "http://collector:4318/v1/traces"}
+    ).config.otlp_traces_endpoint
+    with pytest.raises(ConfigError, match="otlp_traces_endpoint: must be an http"):
+        load_config({"otlp_traces_endpoint": "collector:4317"})

@@ -22,7 +22,7 @@ from decodefleet.cluster.config import ServeConfig
 from decodefleet.cluster.directory.holdings import Holdings
 from decodefleet.cluster.directory.publisher import DirectoryPublisher
 from decodefleet.cluster.directory.reader import DirectoryReader
-from decodefleet.cluster.observability.tracing import Tracing
+from decodefleet.cluster.observability.spans import Tracing
 from decodefleet.cluster.replica import Supervisor
 from decodefleet.cluster.router import Router, RouterSettings
 from decodefleet.cluster.scheduling.config import SchedulingConfig

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from decodefleet.cluster.observability.tracing import Tracing
+from decodefleet.cluster.observability.spans import Tracing
 
 # those that vLLM's own dashboards and the gateways of its ecosystem read
 VLLM = {

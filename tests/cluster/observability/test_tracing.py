@@ -1,13 +1,17 @@
 """Spans of a request as an exporter gets them."""
 
+import subprocess
+import sys
+
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from decodefleet.cluster.observability.exchange import Exchange
 from decodefleet.cluster.observability.router_metrics import RouterMetrics
+from decodefleet.cluster.observability.spans import Tracing
 from decodefleet.cluster.observability.timeline import Timeline
-from decodefleet.cluster.observability.tracing import Tracing, response_header
+from decodefleet.cluster.observability.tracing import TracingUnavailable, open_tracing, response_header
 from decodefleet.worker.protocol import Placement, TokenDelta
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -114,3 +118,15 @@ def test_a_broken_parent_is_no_parent(header):
 def test_what_the_caller_does_not_sample_costs_nothing():
     _, spans = spans_of({"traceparent": f"00-{TRACE}-{PARENT}-00"})
     assert spans == ()
+
+
+def test_without_an_endpoint_nothing_is_loaded():
+    assert open_tracing(None, "router-1") is None
+    script = "import sys, decodefleet.cluster.api.app; assert 'opentelemetry.sdk' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "decodefleet.cluster.observability.spans", None)
+    with pytest.raises(TracingUnavailable, match=r"decodefleet\[otel\]"):
+        open_tracing("http://127.0.0.1:4318/v1/traces", "router-1")
