@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from engines import Outcome, make_engine, make_submit, run_all
+from quantised_checkpoints import write_both
 from tiny_families import FAMILIES, SHAPE, VOCAB, write_random
 from tiny_gemma3 import write_tiny_gemma3
 from transformers import LlamaConfig
@@ -35,10 +36,15 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("qwen3", 2, {}),
     ("qwen3-moe", 2, {}),
     ("mixtral", 2, {}),
+    ("llama in int4, packed in groups", 2, {}),
+    ("qwen3-moe in fp8, blocks", 2, {}),
 ]
 
 
 def write(folder: Path, model: str = "llama") -> Path:
+    model, _, form = model.partition(" in ")
+    if form:
+        return write_both(folder, form, lambda source: write(source, model))[0]
     if model == "gemma3":
         return write_tiny_gemma3(folder, dtype=torch.float32)
     # of one token more than ranks can share evenly
