@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 import traceback
 import urllib.error
 import urllib.request
@@ -43,8 +42,6 @@ APPLICATION = "decodefleet"
 POLL_S = 0.25
 STOPPED_AT_ONCE = 130
 START_AGAIN = 75
-# a cluster that was lost sooner after its start would be lost again
-STABLE_S = 30.0
 
 
 class StartupFailed(RuntimeError):
@@ -62,15 +59,9 @@ class Interrupted(BaseException):
 def serve(loaded: LoadedConfig, console: Console) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError where nothing was started."""
     _check_address(loaded.config)
-    while True:
-        began = time.monotonic()
-        code = _serve_once(loaded.config, console)
-        if code != START_AGAIN:
-            return code
-        if time.monotonic() - began < STABLE_S:
-            print_error(console, "Ray does not stay alive on this machine")
-            return 1
+    while (code := _serve_once(loaded.config, console)) == START_AGAIN:
         console.print("starting again")
+    return code
 
 
 def _serve_once(config: ServeConfig, console: Console) -> int:
@@ -95,6 +86,7 @@ class Launcher:
         self._redis: EmbeddedRedis | None = None
         self._ray_runs = False
         self._ray: dict[str, psutil.Process] = {}
+        self._is_ready = False
         self._application_runs = False
 
     def run(self) -> int:
@@ -152,6 +144,7 @@ class Launcher:
             self._deploy(config, news.endpoint)
             while (config.address is None and not view.complete) or not self._is_up(config):
                 self._take_news(news, view)
+        self._is_ready = True
         print_ready(self._console, config)
         while True:
             self._take_news(news, view)
@@ -203,7 +196,9 @@ class Launcher:
         if self._stopping:
             raise Interrupted
         if (name := local_ray.lost(self._ray)) is not None:
-            raise RayLost(f"a part of Ray ended ({name})")
+            # what is lost before it was up would be lost again
+            loss = f"a part of Ray ended ({name})"
+            raise RayLost(loss) if self._is_ready else StartupFailed(loss)
         for item in news.receive(POLL_S):
             if isinstance(item.news, Failed) and not view.complete:
                 raise StartupFailed(item.news.message)
