@@ -79,8 +79,6 @@ class Admission:
     def tick(self, now: float) -> list[Outgoing]:
         """Refuse who has waited too long."""
         self.queue.forget_idle(now)
-        for card in self._fleet.cards:
-            self.queue.share(card.name).sample(self._placer.ledger.sequences(card.name), now)
         away = {model for model in self.queue.models() if not self._fleet.serving(model, now)}
         outgoing = []
         for waiter in tuple(self.queue):
@@ -180,8 +178,6 @@ class Admission:
         if not allowed:
             return "excluded"
         over_share = self._over_share(waiter, now)
-        if over_share and self._kept_for_others(waiter, allowed, now):
-            return "over_share"
         spare = self._config.tenant_headroom if over_share else 0.0
         answer = self._placer.place(waiter, allowed, spare, now)
         if answer is None:
@@ -213,19 +209,6 @@ class Admission:
             return False
         fraction = self.queue.share(place.model).fraction(place.tenant, now)
         return running[place.tenant] > fraction * running.total()
-
-    def _kept_for_others(self, waiter: Waiter, allowed: Sequence[Member], now: float) -> bool:
-        """Whether what is free is what other tenants usually run and now don't."""
-        place, ledger = waiter.place, self._placer.ledger
-        seats, taken = 0, 0
-        for member in allowed:
-            if member.stats.max_running is None:
-                return False
-            seats += member.stats.max_running
-            taken += ledger.load(member.key).sequences
-        running = ledger.sequences(place.model)
-        kept = self.queue.share(place.model).kept_from(place.tenant, running, seats, now)
-        return kept > 0 and seats - taken < kept + waiter.demand.n
 
     def _charge(self, held: Reservation) -> float:
         """Weighted tokens that a placement is expected to take."""

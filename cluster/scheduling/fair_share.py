@@ -9,30 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, sqrt
 
 # whoever was served this long ago still counts among those who share
 ACTIVE_S = 60.0
 _RECOUNT_S = 1.0
-# over so long a tenant's usual number of sequences is averaged
-USUAL_S = 10.0
-_SELDOM = 0.05
 # idle accounts kept at most; who is forgotten is lifted like a newcomer
 _KEPT = 4096
 
 
 @dataclass(slots=True)
 class Account:
-    """counter: weighted tokens served, divided by the tenant's weight; comparable between tenants only.
-
-    usual: sequences that it has been running, on average over the last seconds.
-    """
+    """counter: weighted tokens served, divided by the tenant's weight; comparable between tenants only."""
 
     weight: float
     counter: float = 0.0
     waiting: int = 0
     seen: float = 0.0
-    usual: float = 0.0
 
 
 class FairShare:
@@ -43,8 +35,6 @@ class FairShare:
         self._accounts: dict[str, Account] = {}
         self._floor = 0.0
         self._active = 0.0
-        self._sampled = 0.0
-        self._regular: dict[str, float] = {}
         self._active_until = float("-inf")
 
     def __len__(self) -> int:
@@ -93,29 +83,6 @@ class FairShare:
             )
         weight = self.weight(tenant)
         return weight / max(self._active, weight)
-
-    def sample(self, running: Mapping[str, int], now: float) -> None:
-        """How many sequences of each tenant run at a moment; to be told many times a second."""
-        part = 1.0 - exp(-max(0.0, now - self._sampled) / USUAL_S)
-        self._sampled = now
-        for name, account in self._accounts.items():
-            account.usual += (running.get(name, 0) - account.usual) * part
-        self._regular = {
-            name: account.usual + sqrt(account.usual)
-            for name, account in self._accounts.items()
-            if account.usual > _SELDOM
-        }
-
-    def kept_from(self, tenant: str, running: Mapping[str, int], seats: float, now: float) -> float:
-        """Of all seats, those that a tenant leaves free for others who run less than they usually do.
-
-        What runs by chance varies by its root: so much above the usual is kept, not beyond the share.
-        """
-        return sum(
-            max(0.0, min(usual, self.fraction(name, now) * seats) - running.get(name, 0))
-            for name, usual in self._regular.items()
-            if name != tenant
-        )
 
     def forget_idle(self, now: float) -> None:
         """Drop who has been idle for long, and of the others that idle all but the latest.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,20 +113,3 @@ def test_idle_accounts_are_forgotten():
     # who comes again is lifted like a newcomer
     share.arrives("t0", 100.0)
     assert share.counter("t0") == share.counter("new")
-
-
-def test_seats_are_kept_for_who_usually_runs_more_than_now():
-    share, running = FairShare({}), {"small": 4, "large": 20}
-    for tenant in running:
-        share.arrives(tenant, 0.0)
-    for moment in range(1, 1000):
-        share.sample(running, moment / 10)
-    # 4 and its root, of which none run now
-    assert share.kept_from("large", {"large": 20}, 24, 100.0) == pytest.approx(6, rel=0.01)
-    assert share.kept_from("large", {"large": 20, "small": 5}, 24, 100.0) == pytest.approx(1, rel=0.05)
-    # no more than its share, and nothing for oneself
-    assert share.kept_from("large", {}, 8, 100.0) == pytest.approx(4)
-    assert share.kept_from("small", {"large": 30}, 24, 100.0) == 0
-    for moment in range(1000, 2000):
-        share.sample({"large": 20}, moment / 10)
-    assert share.kept_from("large", {}, 24, 200.0) < 0.1

@@ -47,6 +47,6 @@ def test_a_small_tenant_does_not_feel_a_large_one(seed):
     beside = run(small, large)
     assert all(each.refused is None for each in small)
     assert quantile(served(beside, "small"), 0.95) <= 1.5 * quantile(served(alone), 0.95)
-    # what is kept free for it is a part of what it usually takes
+    # what is kept free for it is a seat of twelve
     tokens = sum(each.tokens for each in beside if each.ended is not None and each.ended <= 40.0)
     assert tokens >= 0.85 * 40 * SEATS * WORKERS / STEP_S
