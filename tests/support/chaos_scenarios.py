@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import psutil
-from chaos_cluster import BREAKS, PATIENCE_S, Cluster, Scenario
+from chaos_cluster import BREAKS, PATIENCE_S, SOME_BREAK, Cluster, Scenario
 from chaos_redeploy import redeploy
 
 Strike = Callable[[Cluster, random.Random], str]
@@ -129,7 +129,7 @@ SCENARIOS = (
     ),
     Scenario("scaled down and up", scale),
     Scenario("rolling update", roll),
-    Scenario("router", kill("router"), streams=BREAKS),
+    Scenario("router", kill("router"), streams=SOME_BREAK),
     Scenario("proxy", kill("proxy"), streams=BREAKS),
     # the last: it starts all anew
     Scenario("raylet", kill("raylet"), streams=BREAKS),
