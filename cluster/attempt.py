@@ -184,6 +184,7 @@ class Attempt:
             deadline_s=self._remaining(),
             cache_salt=request.cache_salt,
             ended=known.ended,
+            peer=placement.peer,
         )
 
     def _params(self) -> SamplingParams:

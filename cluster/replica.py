@@ -48,6 +48,8 @@ STABLE_S = 60.0
 LOCATE_TIMEOUT_S = 5.0
 LOCATE_RETRY_S = 0.5
 SHUTDOWN_S = 5.0
+# after streams were sent to other workers
+LENDING_S = 2.0
 WATCH_S = 1.0
 # heartbeats come from a thread that goes on during a step: such a silence is no long prefill
 SILENCE_S = 20.0
@@ -167,6 +169,8 @@ class Supervisor:
                 # what is left goes on at other workers
                 await rank.send(Drain(migrate=True))
                 await _within(SHUTDOWN_S, self._drained)
+                # whoever goes on with them may fetch what was computed here
+                await asyncio.sleep(LENDING_S)
             await rank.send(Shutdown())
             await rank.wait(SHUTDOWN_S)
 

@@ -1,8 +1,9 @@
 """What placing a request on a worker costs, in seconds. Pure: (view, demand, hit) -> Cost.
 
     start    = queued prefill tokens · prefill_token          time until it would start
-    restore  = latency + bytes / bandwidth, for each tier     bring back what is cached below GPU memory,
-                                                              where that is faster than computing it
+    restore  = latency + bytes / bandwidth, for each tier     bring back what is cached below GPU memory, or
+                                                              fetch it from another worker's, where that is
+                                                              faster than computing it
     compute  = the step that computes the uncached rest       base + prefill + the decodes that share it
     slowdown = running · (uncached · prefill_token            everybody there waits for its prefill,
                           + expected tokens · Δstep)          then for its share of each decode step
@@ -31,7 +32,12 @@ PRIOR = StepTime(base=0.01, prefill_token=1e-4, kv_token=1e-8, sequence=1e-4)
 FLOOR = StepTime(base=1e-4, prefill_token=1e-7, kv_token=0.0, sequence=1e-6)
 
 # until a worker reports its own: pinned memory over PCIe 4.0 ×16 as measured by peers, and an NVMe drive
-LINKS: dict[Tier, TierStats] = {"cpu": TierStats(bytes_per_s=20e9), "nvme": TierStats(bytes_per_s=3e9)}
+LINKS: dict[Tier, TierStats] = {
+    "cpu": TierStats(bytes_per_s=20e9),
+    "nvme": TierStats(bytes_per_s=3e9),
+    # a network of 10 Gbit/s, and a step of the lender before it looks
+    "peer": TierStats(latency_s=0.01, bytes_per_s=1.25e9),
+}
 
 
 class Cost(NamedTuple):
@@ -63,15 +69,28 @@ def bounded(step_time: StepTime | None) -> StepTime:
     )
 
 
+def fetch_s(view: WorkerView, tokens: int) -> float:
+    """Seconds of fetching the KV of so many tokens from another worker's memory."""
+    return _moving_s(view, "peer", tokens)
+
+
+def _moving_s(view: WorkerView, tier: Tier, tokens: int) -> float:
+    told = view.stats.tiers.get(tier)
+    link = told if told is not None and told.bytes_per_s else LINKS[tier]
+    return link.latency_s + tokens * view.card.kv_bytes_per_token / link.bytes_per_s
+
+
 def restored_from_below(view: WorkerView, hit: Hit) -> tuple[int, float]:
     """Blocks that the worker would bring back rather than compute, and the seconds that takes."""
     blocks, seconds = 0, 0.0
     size, memory = view.card.block_size, max(hit.memory_blocks, hit.gpu_blocks)
-    parts: tuple[tuple[Tier, int], ...] = (("cpu", memory - hit.gpu_blocks), ("nvme", hit.blocks - memory))
+    parts: tuple[tuple[Tier, int], ...] = (
+        ("cpu", memory - hit.gpu_blocks),
+        ("nvme", hit.blocks - memory),
+        ("peer", max(0, hit.peer_blocks - hit.blocks)),
+    )
     for tier, count in parts:
-        told = view.stats.tiers.get(tier)
-        link = told if told is not None and told.bytes_per_s else LINKS[tier]
-        moving = link.latency_s + count * size * view.card.kv_bytes_per_token / link.bytes_per_s
+        moving = _moving_s(view, tier, count * size)
         if count and moving >= count * size * view.step_time.prefill_token:
             break
         if count:
@@ -83,9 +102,9 @@ def cost_of(view: WorkerView, demand: Demand, hit: Hit) -> Cost:
     step, load = view.step_time, view.load
     prompt, n, running = demand.prompt_tokens, demand.n, load.sequences
     uncached, restore = prompt, 0.0
-    if hit.blocks:
+    if hit.blocks or hit.peer_blocks:
         blocks = hit.gpu_blocks
-        if hit.blocks > blocks:
+        if hit.blocks > blocks or hit.peer_blocks > blocks:
             restored, restore = restored_from_below(view, hit)
             blocks += restored
         # at least one token has to be computed in any case
@@ -115,7 +134,7 @@ def total_costs(views: Sequence[WorkerView], demand: Demand, hits: Hits) -> list
             read, context = card.tokens_read(prompt), card.tokens_read(demand.mean_context)
         uncached = prompt
         if hits and (hit := hits.get(view.key)) is not None:
-            if hit.gpu_blocks < hit.blocks:
+            if hit.gpu_blocks < hit.blocks or hit.peer_blocks > hit.blocks:
                 costs.append(cost_of(view, demand, hit).total)
                 continue
             uncached -= min(hit.blocks * size, prompt - 1)

@@ -43,6 +43,7 @@ class Member:
     foreign: Load = NO_LOAD
     settling: deque[tuple[float, Load]] = field(default_factory=deque)
     last_placed: int = 0
+    peer_endpoint: str = ""
     view: WorkerView | None = field(default=None, repr=False)
 
 
@@ -94,6 +95,7 @@ class Fleet:
             member = Member(key, message.endpoint, message.card, message.stats, now, now)
             self._members[key.worker_id] = member
         member.endpoint, member.card = message.endpoint, message.card
+        member.peer_endpoint = message.peer_endpoint
         self._serving.clear()
         self._cards[message.card.name] = message.card
         self._empty_since.pop(message.card.name, None)

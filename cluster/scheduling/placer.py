@@ -17,13 +17,14 @@ from .config import SchedulingConfig
 from .cost import cost_of, total_costs
 from .decisions import Decision, DecisionLog
 from .fleet import Fleet, Member
+from .peers import Lender, best_lender, peer_of, with_lender, worth_asking
 from .policy import CostPolicy, Hits, Policy
 from .prefix_index import PrefixIndex
 from .queue import Waiter
 from .refusals import Refused
 from .reservations import Ledger, RequestKey, Reservation
 from .sessions import Sessions, worth_returning
-from .view import NO_HIT, Hit, WorkerKey, WorkerView
+from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
 
 # who predicts this many times the time that is left is believed
 CERTAIN = 2.0
@@ -67,6 +68,10 @@ class Placer:
         if not views:
             return None
         best = self.policy.choose(views, demand, hits, self._rng)
+        lender = self._lender(best, views, demand, hits, now)
+        if lender is not None:
+            hits = with_lender(views, hits, lender)
+            best = self.policy.choose(views, demand, hits, self._rng)
         chosen = self._session_worker(waiter, views, hits, best) or best
         cost = cost_of(chosen, demand, hits.get(chosen.key, NO_HIT))
         if waiter.deadline is not None and now + cost.first_token_s > waiter.deadline:
@@ -83,7 +88,7 @@ class Placer:
             returned=chosen is not best,
         )
         self.log.add(decision)
-        return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now)
+        return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now, lender)
 
     def _session_worker(
         self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits, best: WorkerView
@@ -137,8 +142,29 @@ class Placer:
         self.ledger.check_integrity(self.fleet.keys())
         self.index.check_integrity()
 
+    def _lender(
+        self, best: WorkerView, views: Sequence[WorkerView], demand: Demand, hits: Hits, now: float
+    ) -> Lender | None:
+        """From whom the others can fetch the prompt's prefix, where that may change the choice."""
+
+        def endpoint_of(key: WorkerKey) -> str:
+            member = self.fleet.find(key)
+            heard = member is not None and self.fleet.fence(member, now) in (None, "draining")
+            return member.peer_endpoint if member is not None and heard else ""
+
+        lender = best_lender(hits, endpoint_of) if hits else None
+        if lender is None or not worth_asking(best, views, demand, hits, lender):
+            return None
+        return lender
+
     def _reserve(
-        self, waiter: Waiter, view: WorkerView, hit: Hit, predicted_s: float, now: float
+        self,
+        waiter: Waiter,
+        view: WorkerView,
+        hit: Hit,
+        predicted_s: float,
+        now: float,
+        lender: Lender | None,
     ) -> Reservation:
         placement = Placement(
             request_id=waiter.key.request_id,
@@ -150,6 +176,7 @@ class Placer:
             predicted_s=predicted_s,
             cached_tokens=view.cached_tokens(waiter.demand, hit),
             waited_s=now - waiter.arrived,
+            peer=peer_of(hit, lender),
         )
         self.placements += 1
         reservation = Reservation(

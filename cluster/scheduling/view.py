@@ -88,11 +88,15 @@ def reported_load(stats: WorkerStats) -> Load:
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
-    """Leading full blocks of a prompt that a worker holds: anywhere, in GPU memory, in that or the host's."""
+    """Leading full blocks of a prompt that a worker holds: anywhere, in GPU memory, in that or the host's.
+
+    peer_blocks: those that it would have with what it fetches from another worker; 0 where it computes.
+    """
 
     blocks: int = 0
     gpu_blocks: int = 0
     memory_blocks: int = 0
+    peer_blocks: int = 0
 
 
 NO_HIT = Hit()
@@ -190,7 +194,8 @@ class WorkerView:
 
     def cached_tokens(self, demand: Demand, hit: Hit) -> int:
         """Prompt tokens that need no computing here: at least one has to be computed in any case."""
-        return min(hit.blocks * self.card.block_size, demand.prompt_tokens - 1)
+        blocks = max(hit.blocks, hit.peer_blocks)
+        return min(blocks * self.card.block_size, demand.prompt_tokens - 1)
 
     def load_of(self, demand: Demand, hit: Hit) -> Load:
         """What the request would add."""
