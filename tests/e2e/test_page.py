@@ -119,6 +119,8 @@ def test_the_fleet_at_a_glance(stack: Any, open_page: Callable[..., Page]) -> No
 def test_an_answer_comes_as_text_with_its_counts(stack: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{stack.url}#playground")
     expect(page.get_by_label("Model")).to_have_value("tiny")
+    # sampled, a fake worker begins anywhere in the prompt
+    page.get_by_label("Temperature").fill("0")
     say(page, HOSTILE)
     answer = page.locator(".message.assistant")
     expect(answer).to_have_attribute("aria-busy", "false")
