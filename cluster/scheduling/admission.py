@@ -47,6 +47,8 @@ class Admission:
         waiter = self._waiter(key, request, now)
         if refused := self._never(waiter):
             return [self._refuse(waiter, refused, now)]
+        if not self.queue.classes(request.model) and (answer := self._at_once(waiter, now)):
+            return [answer]
         self.queue.push(waiter)
         outgoing = self._take_turns(request.model, now)
         if self.queue.get(key) is waiter:
@@ -147,6 +149,19 @@ class Admission:
         """Predicted from its place in the order and the pace at which others were placed."""
         pace = self._pace.get(waiter.place.model)
         return turns_until(waiter, self.queue) * pace.interval_s(now) if pace is not None else 0.0
+
+    def _at_once(self, waiter: Waiter, now: float) -> Outgoing | None:
+        """Where nobody waits it is everybody's turn."""
+        place = waiter.place
+        serving = self._fleet.serving(place.model, now)
+        if not serving:
+            return None
+        self.queue.share(place.model).visits(place.tenant, now)
+        answer = self._try(waiter, serving, now)
+        if isinstance(answer, Outgoing):
+            return answer
+        self._tried[waiter.number] = answer
+        return None
 
     def _take_turns(self, model: str, now: float) -> list[Outgoing]:
         """Place who is next until somebody who is has no room.

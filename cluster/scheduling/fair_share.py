@@ -50,13 +50,17 @@ class FairShare:
     def weight(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0)
 
-    def arrives(self, tenant: str, now: float) -> None:
-        """One more request of the tenant waits."""
+    def visits(self, tenant: str, now: float) -> Account:
+        """The tenant asks for something."""
         account = self._account(tenant)
         if not account.waiting:
             account.counter = max(account.counter, self._floor)
-        account.waiting += 1
         account.seen = now
+        return account
+
+    def arrives(self, tenant: str, now: float) -> None:
+        """One more request of the tenant waits."""
+        self.visits(tenant, now).waiting += 1
 
     def leaves(self, tenant: str) -> None:
         """One of them waits no more, served or not."""

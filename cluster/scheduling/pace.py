@@ -24,7 +24,9 @@ class Pace:
             self._since = now
 
     def moved(self, now: float) -> None:
-        """Somebody who waited was placed."""
+        """Somebody was placed, which counts while others wait."""
+        if self._since is None:
+            return
         self._advance(now)
         self._elapsed *= _FADE
         self._moved = self._moved * _FADE + 1

@@ -109,7 +109,8 @@ class Placer:
         if held is not None and held.placement.attempt == attempt:
             self.ledger.start(key)
             self.fleet.touch(held.worker)
-            self.index.dispatched(held.worker, held.marks)
+            if held.placed_at < self.index.turned_at:
+                self.index.dispatched(held.worker, held.marks)
 
     def give_back(self, key: RequestKey, now: float) -> None:
         held = self.ledger.release(key)

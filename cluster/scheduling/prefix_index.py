@@ -63,6 +63,11 @@ class PrefixIndex:
         if marks:
             self._recent.add(self._slots.of(worker), marks)
 
+    @property
+    def turned_at(self) -> float:
+        """What was dispatched since lives as long as what is dispatched now."""
+        return self._turned
+
     def clear(self, worker: WorkerKey) -> None:
         """Forget a worker. Its bit is used again only once every trace of it is swept (`tick`)."""
         slot = self._slots.retire(worker)

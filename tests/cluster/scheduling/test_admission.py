@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import Heartbeat, Refusal, Release, Started
 
 ROUTER = "router"
@@ -67,7 +68,7 @@ def test_long_answers_are_paid_for_when_they_are_known(make):
 def test_cached_tokens_are_not_paid_for(make):
     scheduler = make.scheduler(1, stats={"max_running": 1}, tenant_headroom=0.0)
     hashes = make.hashes(200)
-    scheduler.index.stored(("w0", "one"), hashes)
+    scheduler.index.stored(WorkerKey("w0", "one"), hashes)
     for number in range(60):
         long = {"prompt_tokens": 3201, "max_new_tokens": 1}
         scheduler.place(make.place(f"miss-{number}", tenant="miss", **long), ROUTER, 0.1)
@@ -204,7 +205,7 @@ def test_deadline_that_no_worker_can_meet_is_refused_at_once(make):
     # a prediction may be wrong by a factor of two
     assert make.placed(scheduler.place(make.place("b", deadline_s=2.5, **place), ROUTER, 0.1))
     release(scheduler, "b", 0.1)
-    scheduler.index.stored(("w1", "one"), make.hashes(250))
+    scheduler.index.stored(WorkerKey("w1", "one"), make.hashes(250))
     assert make.placed(scheduler.place(make.place("c", deadline_s=1.5, **place), ROUTER, 0.1))
     scheduler.check_integrity()
 

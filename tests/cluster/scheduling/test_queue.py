@@ -125,6 +125,18 @@ def test_pace_counts_waiting_time_only():
     assert pace.interval_s(now) == pytest.approx(0.2, rel=0.05)
 
 
+def test_pace_does_not_count_who_never_waited():
+    pace = Pace()
+    pace.waits(0.0)
+    for now in (1.0, 2.0, 3.0):
+        pace.moved(now)
+    pace.rests(3.0)
+    before = pace.interval_s(3.0)
+    for number in range(100):
+        pace.moved(4.0 + number)
+    assert pace.interval_s(104.0) == before > 0.5
+
+
 def test_pace_sees_a_standstill():
     pace = Pace()
     pace.waits(0.0)

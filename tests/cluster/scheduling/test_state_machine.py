@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.reservations import RequestKey
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
+from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import (
     Heartbeat,
     ModelCard,
@@ -188,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, blocks=st.integers(1, 20), stored=st.booleans())
     def directory(self, worker, blocks, stored):
-        key = (worker, str(self.incarnations.get(worker, 0)))
+        key = WorkerKey(worker, str(self.incarnations.get(worker, 0)))
         hashes = [CHAIN[start : start + 16] for start in range(0, 16 * blocks, 16)]
         (self.core.index.stored if stored else self.core.index.removed)(key, hashes)
 
