@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from decodefleet.cluster import haproxy_command, http_proxy
+from decodefleet.cluster import haproxy_command, http_proxy, local_ray
 from decodefleet.cluster.processes import free_ports
 
 # of Serve's template what this is about
@@ -29,7 +29,7 @@ defaults
     timeout client 30s
     timeout server {server_s}
     option redispatch 1
-    retry-on conn-failure
+    retry-on {retry_on}
     errorfile 502 {folder}/500.http
     errorfile 503 {folder}/500.http
     errorfile 504 {folder}/500.http
@@ -40,7 +40,7 @@ backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path not found. Ping http://.../-/routes."
 """
 ROUTED = "    use_backend routers\n"
-BACKEND = "backend routers\n    server one 127.0.0.1:{router}\n"
+BACKEND = "backend routers\n    http-reuse always\n    server one 127.0.0.1:{router}\n"
 
 
 class Proxy:
@@ -55,7 +55,11 @@ class Proxy:
 
     def start(self, *options: str, routed: bool = True, server_s: str = "30s") -> subprocess.Popen[bytes]:
         text = CONFIG.format(
-            folder=self.folder, port=self.port, rules=ROUTED if routed else "", server_s=server_s
+            folder=self.folder,
+            port=self.port,
+            rules=ROUTED if routed else "",
+            server_s=server_s,
+            retry_on=local_ray.environment(self.folder, 1.0)["RAY_SERVE_HAPROXY_RETRY_ON"],
         )
         text += BACKEND.format(router=self.router) if routed else ""
         config = self.folder / "haproxy.cfg"
@@ -127,6 +131,16 @@ class Waits(Answers):
         time.sleep(0.5)
 
 
+class LeavesAfterOne(Answers):
+    """Keeps the connection, and closes it when something comes over it again."""
+
+    protocol_version = "HTTP/1.1"
+
+    def handle(self) -> None:
+        self.handle_one_request()
+        self.connection.recv(1, socket.MSG_PEEK)
+
+
 def assert_error(response: httpx.Response, status: int, code: str) -> None:
     assert response.status_code == status
     assert response.headers["content-type"] == "application/json"
@@ -149,6 +163,12 @@ def test_a_router_that_dies_with_the_request_is_502(proxy: Proxy, serve_router: 
     answer = proxy.ask()
     assert_error(answer, 502, "router_lost")
     assert answer.headers["retry-after"] == "1"
+
+
+def test_a_router_that_leaves_takes_no_request_along(proxy: Proxy, serve_router: Callable[..., None]) -> None:
+    serve_router(LeavesAfterOne)
+    proxy.start()
+    assert [proxy.ask().text for _ in range(4)] == ["ok"] * 4
 
 
 def test_a_silent_router_is_504(proxy: Proxy, serve_router: Callable[..., None]) -> None:
