@@ -44,8 +44,8 @@ def environment(folder: Path, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(http_proxy.prepare(folder)),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # a router that leaves may close a connection in the moment HAProxy uses it again, and the client's would
-        # end without a word; whoever got no byte has not been answered by anybody
+        # a router that leaves may close a connection in the moment HAProxy uses it again, and the client's
+        # would end without a word; whoever got no byte has not been answered by anybody
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_HAPROXY_RETRIES": "2",
         # each change of the routers reloads HAProxy, and no stream shall end for that, however long it is
