@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .admission import admit
@@ -23,10 +24,12 @@ from .engine_api import Progress, Refused
 from .kv.block_pool import BlockPool
 from .kv.eviction import EvictionPolicy, make_policy
 from .kv.manager import KvManager
+from .kv.tiers.neighbours import MakeNeighbours
 from .kv.tiers.opening import open_tiers
 from .loading import LoadedModel, load
 from .parallel.gang import OnLoss, ignore_loss
 from .peers.links import PeerLinks
+from .peers.peers import Peers
 from .protocol import EventSink, FinishReason, ModelCard, StepTime, Submit, TokenDelta, WorkerStats
 from .runner.step import PendingStep, Sampled
 from .sequence import Request, Sequence, State
@@ -68,7 +71,7 @@ class Engine:
             sink,
             self._model.card.hash_root,
             self._runner.stores,
-            links=peers,
+            make_peers=None if peers is None else self._make_peers(peers),
         )
         if self._tiers is not None:
             self._pool.kept_below = self._tiers.holds
@@ -90,6 +93,10 @@ class Engine:
         self._steps = self._prompt_tokens = self._generated_tokens = 0
         self._stats = WorkerStats()
         self._note_stats()
+
+    def _make_peers(self, links: PeerLinks) -> MakeNeighbours:
+        root, gbps = self._model.card.hash_root, self._config.cache.kv_peer_gbps
+        return partial(Peers, links, root=root, gbps=gbps)
 
     @property
     def card(self) -> ModelCard:

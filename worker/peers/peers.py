@@ -1,11 +1,14 @@
-"""What a worker's KV tiers see of other workers: a tier to fetch from, and blocks that are lent."""
+"""What a worker's KV tiers see of other workers (`kv/tiers/neighbours.py`): a tier to fetch from, and blocks
+that are lent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 
 from ..kv.block_pool import BlockPool
 from ..kv.tiers.copies import Copies
+from ..kv.tiers.store import Done, Moved, Piece
 from ..kv.tiers.tier import Tier
 from ..protocol import Peer, TierStats
 from .borrower import Borrower
@@ -53,6 +56,9 @@ class Peers:
 
     def offer(self, peer: Peer, names: Iterable[bytes]) -> None:
         self.borrower.offer(peer, names)
+
+    def fetch(self, pieces: Sequence[Piece], done: Done) -> Future[Moved]:
+        return self.borrower.start(pieces, done)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         self._lender.poll(timeout_s)

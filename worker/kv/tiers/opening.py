@@ -16,13 +16,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ...config import CacheConfig
-from ...peers.links import PeerLinks
-from ...peers.peers import Peers
 from ...protocol import EventSink
 from ..block_pool import BlockPool
 from .copies import Copies
 from .cost import Link
 from .loader import Loader
+from .neighbours import MakeNeighbours
 from .saver import Saver
 from .slab_file import PROBE_SLABS, SlabForm, rank_path, stored_slots
 from .slots import Entry, Slots
@@ -79,10 +78,10 @@ def open_tiers(
     root: bytes,
     others: OtherStores | None = None,
     threads: Threads = ThreadPoolExecutor,
-    links: PeerLinks | None = None,
+    make_peers: MakeNeighbours | None = None,
 ) -> KvTiers | None:
     """slabs: the main pool, uint8 [blocks, slab_bytes], not in use yet. root: of the chains of block hashes.
-    links: to other workers, where blocks may come from there; not with several ranks.
+    make_peers: other workers, where blocks may come from there; not with several ranks.
 
     None where no tier is asked for, or none can be had.
     """
@@ -92,16 +91,16 @@ def open_tiers(
     if cache.nvme_kv_path is not None:
         form = SlabForm(root.hex(), copies.slab_bytes, sizes.disk, ranks)
         disk = _try_disk(cache.nvme_kv_path, form, copies, threads)
-    if not sizes.host and disk is None and links is None:
+    if not sizes.host and disk is None and make_peers is None:
         return None
-    assert links is None or others is None, "a rank fetches nothing by itself"
+    assert make_peers is None or others is None, "a rank fetches nothing by itself"
     store = open_store(copies, sizes.host_slots, disk, threads)
     if others is not None:
         _open_others(others, store, sizes.host_slots)
         if not sizes.host and store.disk is None:
             store.close()
             return None
-    return _tiers(cache, sizes, copies, pool, sink, store, others, links, root)
+    return _tiers(cache, sizes, copies, pool, sink, store, others, make_peers)
 
 
 def _tiers(
@@ -112,8 +111,7 @@ def _tiers(
     sink: EventSink,
     store: Store,
     others: OtherStores | None,
-    links: PeerLinks | None,
-    root: bytes,
+    make_peers: MakeNeighbours | None,
 ) -> KvTiers:
     slab_bytes, transfers = copies.slab_bytes, Transfers(store, others)
     nvme = None if store.disk is None else _disk_tier(store.disk, copies, sink)
@@ -125,10 +123,10 @@ def _tiers(
         writer = Writer(host, nvme, transfers, slab_bytes, hold=sizes.host < FEW_SLOTS)
     saver = Saver(pool, host, transfers, slab_bytes, writer)
     own, peers = [*ways], None
-    if links is not None:
-        peers = Peers(links, pool, copies, host, store.read, root=root, gbps=cache.kv_peer_gbps)
+    if make_peers is not None:
+        peers = make_peers(pool, copies, host, store.read)
         ways[peers.tier] = Kind.FETCH
-        store.fetch = peers.borrower.start
+        store.fetch = peers.fetch
     # what comes from disk is worth a place in memory as well, if that is more than a stage
     on_arrival = saver.offer if sizes.host else None
     return KvTiers(

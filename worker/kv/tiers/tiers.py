@@ -14,10 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from ...config import RestorePolicy
-from ...peers.peers import Peers
 from ...protocol import Peer, TierStats
 from ...protocol import Tier as TierName
 from .loader import Load, Loader, Wanted
+from .neighbours import Neighbours
 from .saver import Leaving, Saver
 from .tier import Tier
 from .transfers import Transfers
@@ -44,7 +44,7 @@ class KvTiers:
         saver: Saver,
         loader: Loader,
         transfers: Transfers,
-        peers: Peers | None = None,
+        peers: Neighbours | None = None,
         *,
         slab_bytes: int,
         policy: RestorePolicy,
