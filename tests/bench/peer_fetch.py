@@ -2,8 +2,8 @@
 
     python tests/bench/peer_fetch.py [--model smollm2-135m] [--tokens 1024] [--rounds 5] [--gbps 100]
 
-Two engines in one process, over loopback sockets: one computes a document, which the other fetches; it computes
-another one of the same length. Prints a line of JSON with the seconds to the first token of both.
+Two engines in one process, over loopback sockets: one computes a document, which the other fetches, and
+computes another one as long. Prints a line of JSON with the seconds to the first token of both.
 """
 
 from __future__ import annotations
