@@ -23,9 +23,11 @@ from decodefleet.worker.assets.resolve import resolve_model
 from decodefleet.worker.protocol import Ready
 from decodefleet.worker.transport import Security
 
+from .access.limiter import Limiter
 from .api.app import build_app
 from .api.settings import ApiSettings
 from .config import ConfigError, ServeConfig, load_config
+from .directory.connection import connect, hang_up
 from .directory.holdings import Holdings
 from .directory.publisher import DirectoryPublisher
 from .directory.reader import DirectoryReader
@@ -151,24 +153,33 @@ class RouterReplica:
         self._router = Router(_locate(scheduler), Security.from_secret(config.secret()))
         self._tracing = open_tracing(config.otlp_traces_endpoint, self._router.router_id)
         self._port = _own_port(config, self._router.metrics.text)
+        redis_url = _redis_url(config)
+        self._redis = connect(redis_url) if redis_url is not None else None
+        self._limiter = Limiter(self._redis, routers=config.routers)
         self._router.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         config = self._config
         settings = ApiSettings(
             api_keys=config.api_keys(),
+            api_key_file=config.api_key_file,
+            allowed_origins=config.allowed_origins,
             max_body_bytes=config.max_body_bytes,
             # Serve's own middleware appends one, whatever stands there
             echo_request_id=False,
             access_log=config.access_log,
             log_fields=config.log_format == "json",
         )
-        app: FastAPI = build_app(self._router, settings, fleet=self._fleet, tracing=self._tracing)
+        app: FastAPI = build_app(
+            self._router, settings, fleet=self._fleet, tracing=self._tracing, limiter=self._limiter
+        )
         return app
 
     async def __del__(self) -> None:
         _close(self._port)
         await self._router.close()
+        if self._redis is not None:
+            await hang_up(self._redis)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 

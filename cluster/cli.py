@@ -17,6 +17,7 @@ import typer
 from .bench.options import BenchOptions
 from .config import LoadedConfig, options
 from .flags import Flag, flags_of, with_flags
+from .keys_cli import keys
 from .simulate.options import SimulateOptions
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure servers, ours or others.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(keys, name="keys")
 
 Model = Annotated[
     str | None,

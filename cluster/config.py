@@ -31,6 +31,8 @@ from decodefleet.worker.config import (
 )
 from decodefleet.worker.logs import LogFormat
 
+from .access.keyring import Keyring, UnusableKeys
+
 ENV_PREFIX = "DECODEFLEET_"
 
 Origin = Literal["flag", "env", "file", "default"]
@@ -69,7 +71,18 @@ class ServeConfig(Frozen):
     api_key: tuple[SecretStr, ...] = _option(
         (), "Server", "key that clients must present; several are allowed (in the environment: by commas)"
     )
-    api_key_file: Path | None = _option(None, "Server", "file with one API key per line")
+    api_key_file: Path | None = _option(
+        None,
+        "Server",
+        "file of API keys, made by `decodefleet keys`, or with one bare key per line; may change",
+    )
+    allowed_origins: tuple[str, ...] = _option(
+        (), "Server", "origin whose pages may call the API from a browser; several are allowed, * is all"
+    )
+    ssl_certfile: Path | None = _option(
+        None, "Server", "certificate (chain) in PEM; the HTTP server then speaks TLS only"
+    )
+    ssl_keyfile: Path | None = _option(None, "Server", "its private key in PEM, if not in ssl_certfile")
     max_body_bytes: int = _option(16 << 20, "Server", "largest request body that is read", ge=1024)
     log_level: LogLevel = _option("info", "Server", "least severe message that is logged")
 
@@ -144,23 +157,29 @@ class ServeConfig(Frozen):
             raise ValueError(f"{setting} spans machines: the private Redis does not, set redis_url")
         return self
 
+    @model_validator(mode="after")
+    def _a_key_belongs_to_a_certificate(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile needs ssl_certfile")
+        if self.ssl_certfile is not None and self.address is not None:
+            raise ValueError("ssl_certfile is for one machine; on a cluster put TLS before the routers")
+        return self
+
     def engine_config(self, folder: Path, served_name: str) -> EngineConfig:
         """The engine's part, for a model that has been resolved to a local folder."""
         model = ModelConfig(folder=folder, served_name=served_name, **self.weights.model_dump())
         return EngineConfig(model=model, cache=self.cache, batch=self.batch, runner=self.runner)
 
     def api_keys(self) -> tuple[str, ...]:
-        """All keys that clients may present; none means that the API is open. Raises ConfigError."""
-        keys = [key.get_secret_value() for key in self.api_key]
-        if self.api_key_file is not None:
-            keys += _read_keys(self.api_key_file)
-        return tuple(keys)
+        """Those given by themselves, which may do everything; a file may hold more."""
+        return tuple(key.get_secret_value() for key in self.api_key)
 
     @property
     def url(self) -> str:
         """Where clients on this machine reach the server."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self.ssl_certfile is not None else "http"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     def secret(self) -> str | None:
         return self.cluster_secret.get_secret_value() if self.cluster_secret else None
@@ -245,7 +264,7 @@ def load_config(
     config = _build(values, origins, known)
     if config.address is None:
         # elsewhere the file lies where the routers are
-        config.api_keys()
+        _check_keys(config)
     return LoadedConfig(config, origins)
 
 
@@ -366,15 +385,11 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _read_keys(file: Path) -> list[str]:
+def _check_keys(config: ServeConfig) -> None:
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file: cannot read {file}: {error}") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise ConfigError(f"api_key_file: {file} holds no key; an empty file would open the API to everybody")
-    return keys
+        Keyring(config.api_keys(), config.api_key_file)
+    except UnusableKeys as error:
+        raise ConfigError(f"api_key_file: {error}") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..generation import Generation
@@ -15,10 +15,14 @@ News = list[tuple[int, Piece]]
 
 
 class Answers:
-    """One generation per prompt. `close` in every case; it never waits."""
+    """One generation per prompt. `close` in every case; it never waits.
 
-    def __init__(self, generations: Sequence[Generation]) -> None:
+    on_close: told how many tokens were generated, each time.
+    """
+
+    def __init__(self, generations: Sequence[Generation], on_close: Callable[[int], None]) -> None:
         self.generations = generations
+        self._on_close = on_close
         self._tasks: dict[asyncio.Task[list[Piece] | None], int] = {}
 
     async def start(self) -> None:
@@ -52,6 +56,7 @@ class Answers:
             drop(task)
         for generation in self.generations:
             generation.close()
+        self._on_close(sum(generation.generated for generation in self.generations))
 
     def usage(self) -> Usage:
         prompt = sum(len(generation.request.prompt.tokens) for generation in self.generations)

@@ -15,6 +15,8 @@ from starlette.responses import Response
 from decodefleet.worker.sampling_params import InvalidRequest
 from decodefleet.worker.text.chat import ChatTemplateError
 
+from ..access.keyring import Keyring
+from ..access.limiter import Limiter, LimitReached
 from ..dataplane.errors import DataplaneError
 from ..router import Router
 from . import service, wire
@@ -25,6 +27,7 @@ from .directory import find_prompt, show_directory
 from .errors import ApiError, BadRequest, NotFound, WrongMethod
 from .fleet_source import FleetSource
 from .front import ClientLeft, Front, note_failure
+from .hardening import Hardened
 from .observe import Observe
 from .openapi import body_of, document, responses
 from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, DirectoryRequest, TokenizeRequest
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
+FAILURES = (
+    *(ApiError, InvalidRequest, DataplaneError, ChatTemplateError, ClientLeft, HTTPException),
+    LimitReached,
+)
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
@@ -48,8 +55,12 @@ def build_app(
     *,
     fleet: FleetSource,
     tracing: Tracing | None = None,
+    limiter: Limiter | None = None,
 ) -> FastAPI:
-    """The public endpoint. Starting and closing router and tracing is the caller's."""
+    """The public endpoint. Starting and closing router and tracing is the caller's.
+
+    limiter: of tenants; if not given one of this router alone. Raises UnusableKeys.
+    """
     app = FastAPI(
         title="decodefleet",
         version=service.own_version(),
@@ -57,13 +68,16 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    front = Front(router, settings, fleet)
+    front = Front(router, settings, fleet, limiter or Limiter())
+    keyring = Keyring(settings.api_keys, settings.api_key_file)
     app.include_router(_page())
     app.include_router(_public(front))
-    app.include_router(_protected(front))
-    for failure in (ApiError, InvalidRequest, DataplaneError, ChatTemplateError, ClientLeft, HTTPException):
+    app.include_router(_protected(front, keyring))
+    app.include_router(_debug(front, keyring))
+    for failure in FAILURES:
         app.add_exception_handler(failure, _answer_failure)
     app.add_exception_handler(Exception, _answer_defect)
+    app.add_middleware(Hardened, allowed_origins=settings.allowed_origins)
     app.add_middleware(Observe, metrics=router.metrics, settings=settings, tracing=tracing)
     app.openapi = lambda: document(app, router.models.values())  # type: ignore[method-assign]
     return app
@@ -94,8 +108,8 @@ def _public(front: Front) -> APIRouter:
     return routes
 
 
-def _protected(front: Front) -> APIRouter:
-    routes = APIRouter(dependencies=[Depends(authenticator(front.settings.api_keys))])
+def _protected(front: Front, keyring: Keyring) -> APIRouter:
+    routes = APIRouter(dependencies=[Depends(authenticator(keyring))])
     get, post = partial(_add, routes, front, "GET"), partial(_add, routes, front, "POST")
     generating = (400, 401, 404, 413, 429, 503, 504)
     get("/v1/models", service.list_models, responses(wire.ModelList, 401))
@@ -117,10 +131,18 @@ def _protected(front: Front) -> APIRouter:
     reading = (400, 401, 404, 413, 503)
     post("/tokenize", tokenize, responses(wire.Tokens, *reading), extra=body_of(TokenizeRequest))
     post("/detokenize", detokenize, responses(wire.Prompt, *reading), extra=body_of(DetokenizeRequest))
-    get("/debug/placements", service.placements, responses(None, 401, 404, 503), extra=_REQUEST_ID)
-    get("/debug/directory", show_directory, responses(None, 401, 503))
+    return routes
+
+
+def _debug(front: Front, keyring: Keyring) -> APIRouter:
+    """What tells of all tenants, so not for each of them."""
+    routes = APIRouter(dependencies=[Depends(authenticator(keyring, admin=True))])
+    get, post = partial(_add, routes, front, "GET"), partial(_add, routes, front, "POST")
+    get("/debug/placements", service.placements, responses(None, 401, 403, 404, 503), extra=_REQUEST_ID)
+    get("/debug/directory", show_directory, responses(None, 401, 403, 503))
+    reading = (400, 401, 403, 404, 413, 503)
     post("/debug/directory", find_prompt, responses(None, *reading), extra=body_of(DirectoryRequest))
-    get("/debug/fleet", service.fleet, responses(None, 400, 401, 503), extra=_SINCE)
+    get("/debug/fleet", service.fleet, responses(None, 400, 401, 403, 503), extra=_SINCE)
     return routes
 
 

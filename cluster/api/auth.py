@@ -1,37 +1,43 @@
-"""API keys: constant-time comparison, and the tenant that a key stands for."""
+"""Who asks, and what for: API keys of the Authorization header, and the tenant that a key stands for."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable, Sequence
-from hashlib import blake2b
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 
-from .errors import Unauthorized
+from ..access.keyring import Keyring
+from ..access.keys import Grant
+from .errors import Forbidden, Unauthorized
+
+Check = Callable[[Request], Awaitable[None]]
+
+EVERYBODY = Grant(admin=True)
 
 
-def authenticator(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that lets only holders of a key pass, or everybody where there are no keys."""
-    accepted = [key.encode() for key in keys]
+def authenticator(keyring: Keyring, *, admin: bool = False) -> Check:
+    """A dependency that lets only holders of a key pass, or everybody where there are no keys.
+
+    admin: only of keys that may see what is not their tenant's.
+    """
 
     async def authenticate(request: Request) -> None:
-        if not accepted:
+        if keyring.open:
+            request.state.grant = EVERYBODY
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        candidate = given.strip().encode()
-        # every key is compared, so that the time tells nothing of which one was nearly right
-        matches = [hmac.compare_digest(candidate, key) for key in accepted]
-        if scheme.lower() != "bearer" or not any(matches):
+        grant = keyring.grant(given.strip()) if scheme.lower() == "bearer" else None
+        if grant is None:
             raise Unauthorized(
                 "a valid API key is required: Authorization: Bearer KEY", code="invalid_api_key"
             )
-        request.state.tenant = blake2b(candidate, digest_size=8).hexdigest()
+        if admin and not grant.admin:
+            raise Forbidden("this needs an admin key", code="not_admin")
+        request.state.grant = grant
 
     return authenticate
 
 
-def tenant_of(request: Request, user: str | None) -> str:
+def tenant_of(grant: Grant, user: str | None) -> str:
     """The key's tenant; `user` counts only where there are no keys, for anybody can write it."""
-    tenant: str = getattr(request.state, "tenant", "")
-    return tenant or (user or "")[:256]
+    return grant.tenant or (user or "")[:256]

@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..access.salt import cache_salt
 from .front import Front, json_response
 from .schemas import DirectoryRequest
 from .service import ask_scheduler
@@ -23,6 +24,7 @@ async def find_prompt(front: Front, request: Request) -> Response:
     card = front.card(body.model)
     text = await front.router.text(card)
     tokens = await prompt_tokens(text, request, body)
-    prompt = await text.hash(tokens, body.cache_salt)
+    # as the holder of this key would have asked for it
+    prompt = await text.hash(tokens, cache_salt(request.state.grant.tenant, body.cache_salt))
     found = await ask_scheduler(front.fleet.directory(card.name, prompt.block_hashes))
     return json_response(msgspec.structs.replace(found, prompt_tokens=len(tokens)))

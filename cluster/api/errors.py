@@ -3,11 +3,12 @@
 ApiError
 ├── BadRequest        400  the request is at fault; `param` names the field
 ├── Unauthorized      401
+├── Forbidden         403  the key is right, and not for this
 ├── NotFound          404  no such path
 │   └── UnknownModel       no such model
 ├── WrongMethod       405
 ├── TooLarge          413
-├── Overloaded        429  the queue is full; Retry-After
+├── Overloaded        429  the queue is full, or the tenant's limit is reached; Retry-After
 ├── Internal          500  a defect of ours
 ├── Unavailable       503  no worker can take it, or the one that had it is gone; Retry-After
 └── TooLate           504  no token before the deadline
@@ -23,6 +24,7 @@ import msgspec
 
 from decodefleet.worker.sampling_params import InvalidRequest
 
+from ..access.limiter import LimitReached
 from ..dataplane.errors import (
     DataplaneError,
     PlacementRefused,
@@ -94,6 +96,11 @@ class Unauthorized(ApiError):
         return {"www-authenticate": "Bearer"}
 
 
+class Forbidden(ApiError):
+    status = 403
+    type = "permission_error"
+
+
 class NotFound(ApiError):
     status = 404
     type = "invalid_request_error"
@@ -157,6 +164,8 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiEr
         case InvalidRequest():
             field = names.get(error.field, error.field)
             return BadRequest(f"{field}: {error.message}", param=field)
+        case LimitReached():
+            return Overloaded(str(error), code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
         case PlacementRefused():
             refusal = error.refusal
             field = names.get("prompt", "prompt")

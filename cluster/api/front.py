@@ -21,6 +21,9 @@ from starlette.responses import Response
 from decodefleet.worker.protocol import ModelCard
 from decodefleet.worker.sampling_params import InvalidRequest, SamplingParams
 
+from ..access.keys import Grant
+from ..access.limiter import Limiter
+from ..access.salt import cache_salt
 from ..router import Caller, Router
 from .answers import Answers, drop
 from .auth import tenant_of
@@ -45,11 +48,12 @@ class ClientLeft(Exception):
 
 @dataclass(frozen=True)
 class Front:
-    """fleet: where the scheduler is asked about the whole of it."""
+    """fleet: where the scheduler is asked about the whole of it. limiter: of tenants."""
 
     router: Router
     settings: ApiSettings
     fleet: FleetSource
+    limiter: Limiter
     started: int = field(default_factory=lambda: int(time.time()))
 
     async def body(self, request: Request, model: type[M]) -> M:
@@ -76,13 +80,15 @@ class Front:
         params: SamplingParams,
         body: GenerationFields,
     ) -> Answers:
-        """Generations of all prompts, not started yet. Raises InvalidRequest before any of them exists."""
+        """Generations of all prompts, not started yet. Raises InvalidRequest or LimitReached before any of
+        them exists."""
+        grant: Grant = request.state.grant
         caller = Caller(
-            tenant=tenant_of(request, body.user),
-            authenticated=bool(getattr(request.state, "tenant", "")),
+            tenant=tenant_of(grant, body.user),
+            authenticated=bool(grant.tenant),
             session_id=body.session_id or _session(request),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+            priority=max(body.priority or 0, grant.priority),
+            cache_salt=cache_salt(grant.tenant, body.cache_salt or ""),
         )
         # all are checked first: what is made after this must be closed
         requests = [
@@ -96,7 +102,8 @@ class Front:
             )
             for number, tokens in enumerate(prompts)
         ]
-        answers = Answers([self.router.generation(prepared) for prepared in requests])
+        admitted = await self.limiter.admit(grant, sum(map(len, prompts)))
+        answers = Answers([self.router.generation(prepared) for prepared in requests], admitted.close)
         request.state.exchange.timelines += [generation.timeline for generation in answers.generations]
         return answers
 

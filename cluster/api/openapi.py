@@ -40,6 +40,7 @@ _ANSWERS = (
 _ERRORS = {
     400: "The request is at fault; `param` names the field",
     401: "No valid API key",
+    403: "The key is right, and not for this",
     404: "No such model or path",
     413: "The body is too large",
     429: "The queue is full; see Retry-After",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from decodefleet.worker.config import Frozen
@@ -11,6 +13,8 @@ class ApiSettings(Frozen):
     """Limits and keys of the public endpoint."""
 
     api_keys: tuple[str, ...] = Field((), repr=False, description="accepted keys; none leaves the API open")
+    api_key_file: Path | None = Field(None, description="file of more keys, read again when it changes")
+    allowed_origins: tuple[str, ...] = Field((), description="other sites whose pages may call the API")
     max_body_bytes: int = Field(16 << 20, ge=1, description="largest request body that is read")
     max_prompts: int = Field(128, ge=1, description="most prompts in one completion request")
     ping_s: float = Field(15.0, gt=0, description="seconds of silence after which a stream gets a comment")

@@ -86,6 +86,7 @@ def sample(option: Option, folder: Path) -> Any:
     keys.write_text("key")
     special: dict[str, Any] = {"api_key_file": str(keys), "api_key": "key", "gpu_memory_utilization": 0.5}
     special |= {"max_body_bytes": 4096, "host": "::", "otlp_traces_endpoint": "http://collector:4318"}
+    special |= {"allowed_origins": "https://app.example"}
     choices = [
         value for part in typing.get_args(option.annotation) for value in typing.get_args(part) or [part]
     ]
@@ -99,7 +100,11 @@ def sample(option: Option, folder: Path) -> Any:
 
 
 # options that mean nothing without another
-NEEDED = {"attention_sinks": {"DECODEFLEET_WINDOW": "64"}}
+NEEDED = {
+    "attention_sinks": {"DECODEFLEET_WINDOW": "64"},
+    "ssl_keyfile": {"DECODEFLEET_SSL_CERTFILE": "c.pem"},
+}
+SEVERAL = ("api_key", "allowed_origins")
 
 
 @pytest.mark.parametrize("origin", ["flag", "env", "file"])
@@ -111,7 +116,7 @@ def test_every_option_can_be_set_by_every_way(origin: str, tmp_path: Path) -> No
         value = sample(option, tmp_path)
         given = base | NEEDED.get(name, {})
         if origin == "flag":
-            loaded = load_config({name: (value,) if name == "api_key" else value}, None, given)
+            loaded = load_config({name: (value,) if name in SEVERAL else value}, None, given)
         elif origin == "env":
             loaded = load_config({}, None, given | {option.env: str(value)})
         else:
@@ -147,19 +152,25 @@ def test_the_cluster_secret_comes_by_environment_only(tmp_path: Path) -> None:
         load_config({}, write(tmp_path, "cluster-secret: x\n"))
 
 
-def test_api_keys_are_read_from_a_file_that_must_hold_one(tmp_path: Path) -> None:
+def test_a_file_of_api_keys_must_hold_one(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n\n# a comment\n two \n")
-    assert load_config({"api_key": ["zero"], "api_key_file": file}).config.api_keys() == (
-        "zero",
-        "one",
-        "two",
-    )
+    # keys of the file may change: they are nothing that a configuration holds
+    assert load_config({"api_key": ["zero"], "api_key_file": file}).config.api_keys() == ("zero",)
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="no key"):
         load_config({"api_key_file": file})
     with pytest.raises(ConfigError, match="cannot read"):
         load_config({"api_key_file": tmp_path / "absent"})
+    # on a cluster it lies where the routers are
+    shared = {"redis_url": "redis://r", "address": "auto", "api_key_file": tmp_path / "absent"}
+    load_config(shared, env={"DECODEFLEET_CLUSTER_SECRET": "s"})
+
+
+def test_a_private_key_belongs_to_a_certificate_of_one_machine() -> None:
+    with pytest.raises(ConfigError, match="ssl_keyfile needs ssl_certfile"):
+        load_config({"ssl_keyfile": "key.pem"})
+    assert load_config({"ssl_certfile": "c.pem"}).config.url == "https://127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("setting", [{"address": "auto"}, {"data_host": "10.0.0.1"}])
