@@ -79,9 +79,7 @@ class ServeConfig(Frozen):
     allowed_origins: tuple[str, ...] = _option(
         (), "Server", "origin whose pages may call the API from a browser; several are allowed, * is all"
     )
-    ssl_certfile: Path | None = _option(
-        None, "Server", "certificate (chain) in PEM; the HTTP server then speaks TLS only"
-    )
+    ssl_certfile: Path | None = _option(None, "Server", "certificate (chain) in PEM; TLS is spoken then")
     ssl_keyfile: Path | None = _option(None, "Server", "its private key in PEM, if not in ssl_certfile")
     max_body_bytes: int = _option(16 << 20, "Server", "largest request body that is read", ge=1024)
     log_level: LogLevel = _option("info", "Server", "least severe message that is logged")

@@ -152,7 +152,9 @@ def test_one_at_a_time_is_one_at_a_time_and_streams_give_it_back(http: httpx.Cli
     body = ASK | {"stream": True, "max_tokens": 1500}
     with http.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
         assert stream.status_code == 200
-        next(stream.iter_lines())
+        # held on to: a reader that is gone ends the connection
+        lines = stream.iter_lines()
+        next(lines)
         assert ask(http, "narrow").status_code == 429
     # whoever leaves in mid-stream gives it back as well
     for _ in range(200):
