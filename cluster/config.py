@@ -79,8 +79,6 @@ class ServeConfig(Frozen):
     allowed_origins: tuple[str, ...] = _option(
         (), "Server", "origin whose pages may call the API from a browser; several are allowed, * is all"
     )
-    ssl_certfile: Path | None = _option(None, "Server", "certificate (chain) in PEM; TLS is spoken then")
-    ssl_keyfile: Path | None = _option(None, "Server", "its private key in PEM, if not in ssl_certfile")
     max_body_bytes: int = _option(16 << 20, "Server", "largest request body that is read", ge=1024)
     log_level: LogLevel = _option("info", "Server", "least severe message that is logged")
 
@@ -155,14 +153,6 @@ class ServeConfig(Frozen):
             raise ValueError(f"{setting} spans machines: the private Redis does not, set redis_url")
         return self
 
-    @model_validator(mode="after")
-    def _a_key_belongs_to_a_certificate(self) -> Self:
-        if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ValueError("ssl_keyfile needs ssl_certfile")
-        if self.ssl_certfile is not None and self.address is not None:
-            raise ValueError("ssl_certfile is for one machine; on a cluster put TLS before the routers")
-        return self
-
     def engine_config(self, folder: Path, served_name: str) -> EngineConfig:
         """The engine's part, for a model that has been resolved to a local folder."""
         model = ModelConfig(folder=folder, served_name=served_name, **self.weights.model_dump())
@@ -176,8 +166,7 @@ class ServeConfig(Frozen):
     def url(self) -> str:
         """Where clients on this machine reach the server."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        scheme = "https" if self.ssl_certfile is not None else "http"
-        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def secret(self) -> str | None:
         return self.cluster_secret.get_secret_value() if self.cluster_secret else None

@@ -1,7 +1,7 @@
 """Stands between Serve and HAProxy: Serve writes a configuration and runs this, which becomes HAProxy.
 
 Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, and
-lets HAProxy end with its manager, all streams with it. None of that is an option of Serve's. Run as a script
+lets HAProxy end with its manager, all streams with it; statistics listen everywhere. None of that is an option of Serve's. Run as a script
 by `python -I -S`, for each start and reload: standard library only, nothing of ours.
 """
 
@@ -19,13 +19,16 @@ STATUSES = (502, 503, 504)
 _ERROR_FILE = re.compile(r"^ *errorfile \d+ .*\n", re.MULTILINE)
 _BIND = re.compile(r"^frontend http_frontend\n *bind (\S+)", re.MULTILINE)
 _UNKNOWN_PATH = re.compile(r"^( *)http-request return status 404 .*Ping http.*$", re.MULTILINE)
+_FRONTEND = re.compile(r"^frontend http_frontend\n *bind (\S+):\d+$", re.MULTILINE)
+_STATISTICS = re.compile(r"^(listen stats\n *bind )\*:", re.MULTILINE)
+_METRICS = re.compile(r"^(frontend prometheus\n *bind ):", re.MULTILINE)
 
 
 def main(arguments: Sequence[str]) -> None:
     """arguments: HAProxy's binary, the folder of pages, then what Serve calls HAProxy with."""
     binary, pages, *options = arguments
     file = Path(options[options.index("-f") + 1])
-    text = with_pages(file.read_text(), Path(pages))
+    text = narrowed(with_pages(file.read_text(), Path(pages)))
     last = file.with_suffix(".last")
     if "-sf" not in options:
         # a first start: a manager that replaces a killed one knows no router yet, but its predecessor did
@@ -53,6 +56,14 @@ def with_pages(text: str, pages: Path) -> str:
         text = text.replace("defaults\n", f"defaults\n{lines}", 1)
     # only while the application is not there: it has the prefix /, so every path is known afterwards
     return _UNKNOWN_PATH.sub(r"\1http-request deny deny_status 503", text)
+
+
+def narrowed(text: str) -> str:
+    """The configuration with its page of statistics on loopback, and its metrics where the HTTP port is."""
+    served = _FRONTEND.search(text)
+    host = served[1] if served is not None else "127.0.0.1"
+    text = _STATISTICS.sub(r"\1127.0.0.1:", text)
+    return _METRICS.sub(lambda found: f"{found[1]}{host}:", text)
 
 
 def has_routers(text: str) -> bool:

@@ -100,10 +100,7 @@ def sample(option: Option, folder: Path) -> Any:
 
 
 # options that mean nothing without another
-NEEDED = {
-    "attention_sinks": {"DECODEFLEET_WINDOW": "64"},
-    "ssl_keyfile": {"DECODEFLEET_SSL_CERTFILE": "c.pem"},
-}
+NEEDED = {"attention_sinks": {"DECODEFLEET_WINDOW": "64"}}
 SEVERAL = ("api_key", "allowed_origins")
 
 
@@ -165,12 +162,6 @@ def test_a_file_of_api_keys_must_hold_one(tmp_path: Path) -> None:
     # on a cluster it lies where the routers are
     shared = {"redis_url": "redis://r", "address": "auto", "api_key_file": tmp_path / "absent"}
     load_config(shared, env={"DECODEFLEET_CLUSTER_SECRET": "s"})
-
-
-def test_a_private_key_belongs_to_a_certificate_of_one_machine() -> None:
-    with pytest.raises(ConfigError, match="ssl_keyfile needs ssl_certfile"):
-        load_config({"ssl_keyfile": "key.pem"})
-    assert load_config({"ssl_certfile": "c.pem"}).config.url == "https://127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("setting", [{"address": "auto"}, {"data_host": "10.0.0.1"}])

@@ -223,16 +223,45 @@ def test_pages_say_how_long_they_are() -> None:
         assert f"content-length: {len(body)}".encode() in head.split(b"\r\n")
 
 
-def test_serves_template_has_what_is_replaced() -> None:
-    """A new Serve may word its configuration differently: then this is to be looked at again."""
+def serves_template() -> str:
     # without importing it, which warns
     spec = find_spec("ray")
     assert spec is not None
     assert spec.origin is not None
-    source = Path(spec.origin).parent / "serve/_private/haproxy_templates.py"
-    edited = haproxy_command.with_pages(source.read_text(), Path("/pages"))
+    return (Path(spec.origin).parent / "serve/_private/haproxy_templates.py").read_text()
+
+
+def test_serves_template_has_what_is_replaced() -> None:
+    """A new Serve may word its configuration differently: then this is to be looked at again."""
+    edited = haproxy_command.with_pages(serves_template(), Path("/pages"))
     assert "Ping http" not in edited
     assert "deny_status 503" in edited
     assert edited.count("    errorfile ") == len(haproxy_command.STATUSES)
     assert "defaults\n    errorfile 502 /pages/502.http" in edited
     assert haproxy_command.has_routers(edited)
+
+
+def as_rendered(host: str) -> str:
+    """What Serve's template says of ports, with the numbers filled in."""
+    lines = [line for line in serves_template().splitlines() if line.strip().startswith("bind ")]
+    found = {name: line for name in ("metrics_port", "stats_port") for line in lines if name in line}
+    return "\n".join(
+        (
+            "frontend prometheus",
+            found["metrics_port"].replace("{{ config.metrics_port }}", "9101"),
+            "frontend http_frontend",
+            f"    bind {host}:8000",
+            "listen stats",
+            found["stats_port"].replace("{{ config.stats_port }}", "8404"),
+        )
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_statistics_stay_on_this_machine_and_metrics_where_the_api_is(host: str) -> None:
+    narrowed = haproxy_command.narrowed(as_rendered(host)).splitlines()
+    assert [line.strip() for line in narrowed if "bind" in line] == [
+        f"bind {host}:9101",
+        f"bind {host}:8000",
+        "bind 127.0.0.1:8404",
+    ]
