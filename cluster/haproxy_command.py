@@ -1,8 +1,9 @@
 """Stands between Serve and HAProxy: Serve writes a configuration and runs this, which becomes HAProxy.
 
-Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, and
-lets HAProxy end with its manager, all streams with it; statistics listen everywhere. None of that is an option of Serve's. Run as a script
-by `python -I -S`, for each start and reload: standard library only, nothing of ours.
+Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, shows
+statistics to every network, and lets HAProxy end with its manager, all streams with it. None of that is an
+option of Serve's. Run as a script by `python -I -S`, for each start and reload: standard library only, nothing
+of ours.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def narrowed(text: str) -> str:
     """The configuration with its page of statistics on loopback, and its metrics where the HTTP port is."""
     served = _FRONTEND.search(text)
     host = served[1] if served is not None else "127.0.0.1"
-    text = _STATISTICS.sub(r"\1127.0.0.1:", text)
+    text = _STATISTICS.sub(r"\g<1>127.0.0.1:", text)
     return _METRICS.sub(lambda found: f"{found[1]}{host}:", text)
 
 
