@@ -2,8 +2,8 @@
 
 Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, shows
 statistics to every network, and lets HAProxy end with its manager, all streams with it. None of that is an
-option of Serve's. Run as a script by `python -I -S`, for each start and reload: standard library only, nothing
-of ours.
+option of Serve's. Run as a script by `python -I -S`, for each start and reload: standard library only,
+nothing of ours.
 """
 
 from __future__ import annotations
