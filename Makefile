@@ -31,6 +31,7 @@ lint: $(STAMP) ## format, types, import rules and spelling; what CI runs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/bandit --quiet --severity-level medium --configfile pyproject.toml --recursive cluster worker kernels
 
 bench: $(STAMP) ## load a running server, e.g. make bench ARGS="--concurrency 1,8,32"
 	$(BIN)/decodefleet bench serve $(ARGS)

@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 from helm_chart import Manifest, of_kind, render, template
 
+from decodefleet.cluster.access.keys import Grant, digest_of, parse_file
+
 
 def by_name(manifests: list[Manifest]) -> dict[str, dict[str, str]]:
     return {found["metadata"]["name"]: found["data"] for found in of_kind(manifests, "Secret")}
@@ -137,6 +139,13 @@ def test_routers_read_hashes_only() -> None:
         f"sha256:{hashlib.sha256(key.encode()).hexdigest()} tenant=default",
         f"sha256:{hashlib.sha256(admin.encode()).hexdigest()} tenant=admin admin",
     ]
+
+
+def test_routers_understand_what_they_read() -> None:
+    data = by_name(render())["fleet-decodefleet-api-keys"]
+    grants = parse_file(decoded(data["keys"]))
+    assert grants[digest_of(decoded(data["api-key"]))] == Grant(tenant="default")
+    assert grants[digest_of(decoded(data["admin-key"]))] == Grant(tenant="admin", admin=True)
 
 
 def test_given_secrets_are_used_and_none_is_made() -> None:
