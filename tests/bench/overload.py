@@ -30,7 +30,7 @@ STEP_S = 0.1
 SEATS = 48
 WORKERS = 2
 TOKENS = 32
-QUEUE = 32
+QUEUE = 16
 BODY = {"model": "tiny", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
 # requests per second that all seats together finish
 CAPACITY = WORKERS * SEATS / (TOKENS * STEP_S)
