@@ -115,6 +115,8 @@ def summarize(simulation: Simulation, wanted: Objectives, gpus: int) -> Summary:
         ttft=milliseconds(one.ttft for one in served),
         itl=recorder.gaps.quantiles(),
         tpot=milliseconds(one.tpot for one in served if one.tpot is not None),
+        e2e=milliseconds(one.e2e for one in served),
+        e2e_mean=1000 * sum(one.e2e for one in served) / max(1, len(served)),
         output_tokens_per_s=sum(one.output_tokens for one in served) / max(now, 1e-9),
         hit_rate=hit_rate(served),
         balance=balance([recorder.presence[member.key.worker_id] for member in members]),

@@ -32,6 +32,10 @@ class Served(NamedTuple):
     output_tokens: int
     cached_tokens: int
 
+    @property
+    def e2e(self) -> float:
+        return self.ttft + (self.tpot or 0.0) * (self.output_tokens - 1)
+
 
 class Gaps:
     """Times between tokens, in buckets of 1 %: there are millions of them."""
@@ -81,7 +85,8 @@ class Summary:
     """One run.
 
     hit_rate: share of prompt tokens that caches supplied. balance: requests present on the busiest worker,
-    averaged over the run, against the mean worker. attained: share of all requests within the objectives.
+    averaged over the run, against the mean worker. e2e_mean: milliseconds. attained: share of all
+    requests within the objectives.
     gpu_s: seconds that workers were there, each times its GPUs. busy: share of that time spent in steps.
     """
 
@@ -93,6 +98,8 @@ class Summary:
     ttft: Quantiles | None
     itl: Quantiles | None
     tpot: Quantiles | None
+    e2e: Quantiles | None
+    e2e_mean: float
     output_tokens_per_s: float
     hit_rate: float
     balance: float
@@ -103,10 +110,12 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         quantiles = {
-            name: None if value is None else value._asdict()
-            for name, value in (("ttft", self.ttft), ("itl", self.itl), ("tpot", self.tpot))
+            name: None if value is None else value._asdict() for name, value in self._quantiles().items()
         }
         return asdict(self) | quantiles
+
+    def _quantiles(self) -> dict[str, Quantiles | None]:
+        return {"ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "e2e": self.e2e}
 
 
 def milliseconds(seconds: Iterable[float]) -> Quantiles | None:

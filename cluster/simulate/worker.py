@@ -21,8 +21,8 @@ from .kv_pool import KvPool
 from .machine import Machine
 from .sequences import Decoding, Sequence
 
-# of the steps between two reports, so many are enough to learn from
-OBSERVED = 4
+# of the steps between two reports, so many are enough to learn from, which is done after so many
+OBSERVED, FIT_AFTER = 4, 16
 # the steps of a leap are told in so many pieces
 PIECES = 8
 # the memory that a running sequence is sure to find, in tokens
@@ -81,7 +81,7 @@ class SimulatedWorker:
         self._listener = listener
         self._model = StepTimeModel(machine.step.linear)
         self._step_time = machine.step.linear
-        self._observed = 0
+        self._observed = self._unfitted = 0
         self._waiting: list[Sequence] = []
         self._filling: list[Sequence] = []
         self._decoding = Decoding(block_size)
@@ -125,8 +125,9 @@ class SimulatedWorker:
         done = 0 if self._flight is None else self._flight.begun(now) - 1
         used = self.pool.used + max(0, self._decoding.blocks_for(done) - self._ahead)
         free = max(0, self.pool.total - used - self.pool.cached)
-        if self._observed:
-            self._step_time, self._observed = self._model.fitted(), 0
+        self._observed = 0
+        if self._unfitted >= FIT_AFTER:
+            self._step_time, self._unfitted = self._model.fitted(), 0
         return WorkerStats(
             running=running,
             waiting=len(self._waiting),
@@ -306,6 +307,7 @@ class SimulatedWorker:
     def _observe(self, seconds: float, prefill: int, kv_tokens: int, decodes: int) -> None:
         if self._observed < OBSERVED:
             self._observed += 1
+            self._unfitted += 1
             self._model.observe(seconds, prefill, kv_tokens, decodes)
 
 
