@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -79,6 +80,7 @@ class DecisionLog:
     def __init__(self, capacity: int) -> None:
         self._ring: deque[Decision] = deque(maxlen=capacity)
         self._by_request: dict[str, list[Decision]] = {}
+        self.added = 0
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -87,7 +89,13 @@ class DecisionLog:
         if len(self._ring) == self._ring.maxlen:
             self._forget(self._ring[0])
         self._ring.append(decision)
+        self.added += 1
         self._by_request.setdefault(decision.request_id, []).append(decision)
+
+    def since(self, added: int) -> list[Decision]:
+        """Those that came after `added` had been added, as far as they are kept; oldest first."""
+        new = min(self.added - added, len(self._ring))
+        return list(islice(reversed(self._ring), new))[::-1]
 
     def explain(self, request_id: str) -> list[dict[str, Any]]:
         """All decisions on one request, oldest first; empty when it is unknown or too old."""

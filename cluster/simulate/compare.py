@@ -122,6 +122,6 @@ def summarize(simulation: Simulation, wanted: Objectives, gpus: int) -> Summary:
         balance=balance([recorder.presence[member.key.worker_id] for member in members]),
         preemptions=sum(member.worker.preemptions for member in members),
         attained=sum(map(wanted.met, served)) / len(simulation.arrivals),
-        gpu_s=gpus * present_s,
+        gpu_s=gpus * (present_s + simulation.wasted_s),
         busy=sum(member.worker.busy_s for member in members) / max(present_s, 1e-9),
     )

@@ -33,7 +33,7 @@ class Delays(NamedTuple):
 
 
 class Member:
-    """since, until: when it registered and when it went; None while it is there."""
+    """since, until: when it was ordered and when it went; None while it is there."""
 
     def __init__(
         self,

@@ -74,6 +74,8 @@ class Simulation:
         self.scheduler.directory_up = True
         self._delays, self._progress = delays, progress
         self._rng = Random(seed)
+        # of workers that were ordered and sent back before they served
+        self.wasted_s = 0.0
         self._ended = 0
         self._hired = 0
         self._next = 0
@@ -82,7 +84,8 @@ class Simulation:
     def done(self) -> bool:
         return self._ended == len(self.arrivals)
 
-    def add_worker(self) -> Member:
+    def add_worker(self, ordered_at: float | None = None) -> Member:
+        """ordered_at: since when it costs; now if not given."""
         worker_id = f"worker-{self._hired}"
         self._hired += 1
         worker = self.blueprint.worker(_Client(self, worker_id))
@@ -95,6 +98,8 @@ class Simulation:
             self._delays,
             self._deliver,
         )
+        if ordered_at is not None:
+            member.since = ordered_at
         self.members[worker_id] = member
         member.register(self._rng.random())
         return member

@@ -3,10 +3,10 @@
     python tests/bench/routing.py conversation_trace.jsonl synthetic_trace.jsonl --out results/NAME
 
 Traces are Mooncake's JSON lines (FAST'25; not part of this repository). Ours was designed on the first half
-of them; the second half is reported. Each load is a multiple of the trace's own pace for 16 workers; 64 workers
-get four populations of users with nothing in common. Every policy runs through the same scheduler core; the
-frontier weighs load more or less than the cost policy does. Writes NAME.md, NAME.json and a NAME-TRACE.svg per
-trace. Results depend on the arguments alone, not on the machine or what else runs on it.
+of them; the second half is reported. Each load is a multiple of the trace's own pace for 16 workers; 64
+workers get four populations of users with nothing in common. Every policy runs through the same scheduler
+core; the frontier weighs load more or less than the cost policy does. Writes NAME.md, NAME.json and a
+NAME-TRACE.svg per trace. Results depend on the arguments alone, not on the machine or what else runs on it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,103 @@
+"""Closed loops on synthetic load: step, ramp, spike, sine, noise; workers take a minute to serve."""
+
+from math import pi, sin
+from random import Random
+
+import pytest
+
+from decodefleet.cluster.autoscaling.autoscaler import Autoscaler
+
+
+def noisy(rate: float, seed: int):
+    """Another level within ±20 % every 20 s."""
+    rng = Random(seed)
+    levels = [rate * rng.uniform(0.8, 1.2) for _ in range(200)]
+    return lambda at: levels[int(at // 20)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_does_not_swing_it(make, seed):
+    points = make.follow(noisy(6.0, seed), 1800.0, seed)
+    settled = [point for point in points if point.at > 300]
+    assert make.turns(settled) <= 2 * (1800 - 300) / 600
+    assert all(4 <= point.target <= 7 for point in settled)
+
+
+def test_step_up_and_down(make):
+    points = make.follow(lambda at: 9.0 if 300 <= at < 900 else 1.0, 1800.0)
+    by_time = {point.at: point for point in points}
+    before, after, end = by_time[285.0], by_time[600.0], by_time[1785.0]
+    assert before.target <= 2
+    assert after.serving >= 6
+    # within the window and a worker's start
+    assert by_time[300 + 90 + 60.0].serving >= 5
+    assert end.target <= 2
+    assert make.turns(points) <= 3
+
+
+def test_ramp_is_followed(make):
+    """From 1 to 10 a second in 15 minutes: what serves stays enough for what comes."""
+    points = make.follow(lambda at: min(10.0, 1 + max(0.0, at - 200) / 100), 1300.0)
+    late = [point for point in points if point.at > 300 and point.serving < point.wanted - 1]
+    assert len(late) <= 0.05 * len(points)
+
+
+def test_spike_passes(make):
+    """20 s of ten times the load: some workers are ordered, and are gone ten minutes later."""
+    points = make.follow(lambda at: 12.0 if 600 <= at < 620 else 1.2, 1500.0)
+    assert max(point.target for point in points) <= 12
+    assert points[-1].target <= 2
+    assert make.turns(points) <= 2
+
+
+def test_sine_is_followed_without_extra_swings(make):
+    """A period of 20 minutes has two turns."""
+    points = make.follow(lambda at: 5 + 4 * sin(2 * pi * at / 1200), 3600.0)
+    assert make.turns([point for point in points if point.at > 300]) <= 8
+    assert {point.target for point in points} >= {3, 6}
+
+
+def test_nothing_is_let_go_while_workers_are_to_come(make):
+    autoscaler = Autoscaler(make.config())
+    held = [
+        autoscaler.decide(now, target=4, workers=3, open_requests=1, backlog_s=0.0, model=make.model).held
+        for now in (0.0, 200.0, 400.0)
+    ]
+    assert held == ["pending"] * 3
+
+
+def test_nothing_is_let_go_by_one_who_has_just_begun(make):
+    autoscaler = Autoscaler(make.config(hold_s=100.0))
+
+    def decide(now: float):
+        return autoscaler.decide(now, target=4, workers=4, open_requests=0, backlog_s=0.0, model=make.model)
+
+    assert (decide(0.0).target, decide(0.0).held) == (4, "young")
+    assert decide(99.0).target == 4
+    assert decide(101.0).target == 1
+
+
+def test_starts_are_timed(make):
+    autoscaler = Autoscaler(make.config(startup_s=60.0))
+    ask = {"open_requests": 1, "backlog_s": 0.0, "model": make.model}
+    for second in range(60):
+        for _ in range(6):
+            autoscaler.asked(make.asked(float(second)))
+    assert autoscaler.decide(60.0, target=1, workers=1, **ask).target > 1
+    autoscaler.decide(80.0, target=4, workers=4, **ask)
+    assert autoscaler.startup_s == pytest.approx(40.0)
+
+
+def test_to_zero_and_back(make):
+    autoscaler = Autoscaler(make.config(min_workers=0, idle_s=300.0, hold_s=60.0))
+
+    def decide(now: float, workers: int, open_requests: int) -> int:
+        return autoscaler.decide(
+            now, target=workers, workers=workers, open_requests=open_requests, backlog_s=0.0, model=make.model
+        ).target
+
+    autoscaler.asked(make.asked(0.0))
+    assert [decide(now, 1, 0) for now in (0.0, 100.0, 299.0)] == [1, 1, 1]
+    assert [decide(now, 1, 0) for now in (301.0, 365.0)] == [1, 0]
+    assert decide(400.0, 0, 0) == 0
+    assert decide(405.0, 0, 1) == 1
