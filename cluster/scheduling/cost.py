@@ -5,12 +5,14 @@
                                                               fetch it from another worker's, where that is
                                                               faster than computing it
     compute  = the step that computes the uncached rest       base + prefill + the decodes that share it
-    slowdown = running · (uncached · prefill_token            everybody there waits for its prefill,
-                          + expected tokens · Δstep)          then for its share of each decode step
+    slowdown = others · (uncached · prefill_token             they wait for its prefill,
+                         + expected tokens · Δstep)           then for its share of each decode step
     Δstep    = n · (sequence + context · kv_token)        context: in its middle, within the model's windows
+    others   = PRESENT · running + LATER · mean running   whom it will slow down: who runs there now is gone
+                                                          before long, and then it is as full as any
 
-The coefficients are the worker's own: its fitted step time, and its tiers as measured. No weights: what is
-compared is time.
+The coefficients are the worker's own: its fitted step time, and its tiers as measured. What is compared is
+time.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from .view import Demand, Hit, Hits, WorkerView
 
 # as `/debug/placements` tells it beside the terms
 FORMULA = "total = start + restore + compute + slowdown ; seconds, the least wins"
+
+# decision record 0028: from a sweep on half a trace, reported on others
+PRESENT, LATER = 0.2, 0.5
 
 # of an 8B model on one data-centre GPU; used until a worker reports its own
 PRIOR = StepTime(base=0.01, prefill_token=1e-4, kv_token=1e-8, sequence=1e-4)
@@ -98,7 +103,8 @@ def restored_from_below(view: WorkerView, hit: Hit) -> tuple[int, float]:
     return blocks, seconds
 
 
-def cost_of(view: WorkerView, demand: Demand, hit: Hit) -> Cost:
+def cost_of(view: WorkerView, demand: Demand, hit: Hit, mean_running: float | None = None) -> Cost:
+    """mean_running: sequences on a worker of those that were considered; None takes the worker's own."""
     step, load = view.step_time, view.load
     prompt, n, running = demand.prompt_tokens, demand.n, load.sequences
     uncached, restore = prompt, 0.0
@@ -115,8 +121,13 @@ def cost_of(view: WorkerView, demand: Demand, hit: Hit) -> Cost:
     compute = step.base + prefill + (load.kv_tokens + read(prompt)) * step.kv_token + sequences
     context = read(demand.mean_context)
     per_step = n * (step.sequence + context * step.kv_token)
-    slowdown = running * (prefill + demand.expected_tokens * per_step)
+    others = PRESENT * running + LATER * (running if mean_running is None else mean_running)
+    slowdown = others * (prefill + demand.expected_tokens * per_step)
     return Cost(load.prefill_tokens * step.prefill_token, restore, compute, slowdown)
+
+
+def mean_running(views: Sequence[WorkerView]) -> float:
+    return sum(view.load.sequences for view in views) / len(views)
 
 
 def total_costs(views: Sequence[WorkerView], demand: Demand, hits: Hits) -> list[float]:
@@ -124,8 +135,8 @@ def total_costs(views: Sequence[WorkerView], demand: Demand, hits: Hits) -> list
 
     What only depends on the worker has been added up in its rates; what remains is linear in the request.
     """
-    prompt, n = demand.prompt_tokens, demand.n
-    steps = demand.expected_tokens * n
+    prompt, n, mean = demand.prompt_tokens, demand.n, mean_running(views)
+    steps, later = demand.expected_tokens * n, LATER * mean
     card: ModelCard | None = None
     costs = []
     for view in views:
@@ -135,11 +146,11 @@ def total_costs(views: Sequence[WorkerView], demand: Demand, hits: Hits) -> list
         uncached = prompt
         if hits and (hit := hits.get(view.key)) is not None:
             if hit.gpu_blocks < hit.blocks or hit.peer_blocks > hit.blocks:
-                costs.append(cost_of(view, demand, hit).total)
+                costs.append(cost_of(view, demand, hit, mean).total)
                 continue
             uncached -= min(hit.blocks * size, prompt - 1)
-        fixed, per_uncached, kv, sequence, step, step_kv = view.rates
-        costs.append(
-            fixed + per_uncached * uncached + kv * read + sequence * n + steps * (step + step_kv * context)
-        )
+        fixed, prefill_token, kv, sequence, running = view.rates
+        prefill = prefill_token * uncached
+        slowed = prefill + steps * (sequence + kv * context)
+        costs.append(fixed + prefill + kv * read + sequence * n + (PRESENT * running + later) * slowed)
     return costs

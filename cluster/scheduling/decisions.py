@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from .cost import FORMULA, cost_of
+from .cost import FORMULA, cost_of, mean_running
 from .policy import Hits
 from .queue import Waiter
 from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
@@ -116,6 +116,7 @@ class DecisionLog:
 
 def _plain(decision: Decision) -> dict[str, Any]:
     chosen, demand = decision.chosen, decision.demand
+    mean = mean_running(decision.considered) if decision.considered else 0.0
     cached = [
         view.cached_tokens(demand, decision.hit(view)) for view in decision.considered if view.key == chosen
     ]
@@ -138,13 +139,13 @@ def _plain(decision: Decision) -> dict[str, Any]:
         "incarnation": chosen.incarnation if chosen else None,
         "hit_tokens": cached[0] if cached else 0,
         "refused": decision.refused,
-        "considered": [_candidate(view, decision) for view in decision.considered],
+        "considered": [_candidate(view, decision, mean) for view in decision.considered],
     }
 
 
-def _candidate(view: WorkerView, decision: Decision) -> dict[str, Any]:
+def _candidate(view: WorkerView, decision: Decision, mean: float) -> dict[str, Any]:
     hit = decision.hit(view)
-    cost = cost_of(view, decision.demand, hit)
+    cost = cost_of(view, decision.demand, hit, mean)
     return {
         "worker_id": view.key.worker_id,
         "incarnation": view.key.incarnation,

@@ -121,18 +121,14 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rates(NamedTuple):
-    """What a request without a hit costs on a worker, in seconds, as a linear function of the request:
-
-    fixed + uncached · tokens + kv · tokens it reads + sequence · n
-    + expected tokens · n · (step + step_kv · tokens that one of its decode steps reads)
-    """
+    """What a cost takes from a worker, in seconds: in any case, per uncached token, per token of context
+    read, per sequence; and how many sequences run there."""
 
     fixed: float
-    uncached: float
-    kv: float
+    prefill_token: float
+    kv_token: float
     sequence: float
-    step: float
-    step_kv: float
+    running: int
 
 
 class Room(NamedTuple):
@@ -169,14 +165,7 @@ class WorkerView:
         """Every placement asks every worker, and most workers have not changed since the last."""
         step, load = self.step_time, self.load
         fixed = self.start_s + step.base + load.kv_tokens * step.kv_token + load.sequences * step.sequence
-        return Rates(
-            fixed=fixed,
-            uncached=(1 + load.sequences) * step.prefill_token,
-            kv=step.kv_token,
-            sequence=step.sequence,
-            step=load.sequences * step.sequence,
-            step_kv=load.sequences * step.kv_token,
-        )
+        return Rates(fixed, step.prefill_token, step.kv_token, step.sequence, load.sequences)
 
     @cached_property
     def room(self) -> Room:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from ..scheduling.cost import cost_of
+from ..scheduling.cost import cost_of, mean_running
 from ..scheduling.policy import POLICIES, Hits, Policy, least
 from ..scheduling.view import NO_HIT, Demand, WorkerView
 from .peers import DynamoKv, LlmdScorers, SglangCacheAware
@@ -30,10 +30,11 @@ class WeightedCost:
         self._weight = weight
 
     def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
-        return least(views, [self._cost(view, demand, hits) for view in views], rng)
+        mean = mean_running(views)
+        return least(views, [self._cost(view, demand, hits, mean) for view in views], rng)
 
-    def _cost(self, view: WorkerView, demand: Demand, hits: Hits) -> float:
-        cost = cost_of(view, demand, hits.get(view.key, NO_HIT))
+    def _cost(self, view: WorkerView, demand: Demand, hits: Hits, mean: float) -> float:
+        cost = cost_of(view, demand, hits.get(view.key, NO_HIT), mean)
         return cost.restore + cost.compute + self._weight * (cost.start + cost.slowdown)
 
 

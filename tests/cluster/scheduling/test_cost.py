@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodefleet.cluster.scheduling.candidates import with_room
-from decodefleet.cluster.scheduling.cost import FLOOR, LINKS, PRIOR, bounded, cost_of, total_costs
+from decodefleet.cluster.scheduling.cost import (
+    FLOOR,
+    LATER,
+    LINKS,
+    PRESENT,
+    PRIOR,
+    bounded,
+    cost_of,
+    mean_running,
+    total_costs,
+)
 from decodefleet.cluster.scheduling.view import NO_HIT, Demand, Hit, Load
 from decodefleet.worker.protocol import StepTime, TierStats
 
@@ -62,13 +72,15 @@ def test_what_is_computed_faster_than_it_is_brought_back_counts_as_not_cached(ma
 
 
 def test_slowdown_grows_with_company_and_length(make):
-    def slowdown(running: int, expected: int, n: int = 1) -> float:
+    def slowdown(running: int, expected: int, n: int = 1, mean: float | None = None) -> float:
         view = make.view(load=Load(sequences=running))
-        return cost_of(view, Demand("m", 160, expected, n), NO_HIT).slowdown
+        return cost_of(view, Demand("m", 160, expected, n), NO_HIT, mean).slowdown
 
     assert slowdown(0, 100) == 0
-    # each of them waits for 160 tokens of prefill, then 100 steps that are longer by one sequence
-    assert slowdown(3, 100) == pytest.approx(3 * (0.160 + 100 * (1e-3 + 210e-7)))
+    # each waits for 160 tokens of prefill, then 100 steps that are longer by one sequence
+    each = 0.160 + 100 * (1e-3 + 210e-7)
+    assert slowdown(3, 100) == pytest.approx((PRESENT + LATER) * 3 * each)
+    assert slowdown(3, 100, mean=8.0) == pytest.approx((PRESENT * 3 + LATER * 8) * each)
     assert slowdown(3, 100, n=2) > slowdown(3, 100)
     assert slowdown(3, 200) > slowdown(3, 100)
 
@@ -80,7 +92,8 @@ def test_windowed_layers_read_no_further_than_their_window(make):
     windowed = cost_of(make.view(card=make.card(group_blocks=(None, 5, 5)), **busy), demand, NO_HIT)
     read, context = (4000 + 2 * 80) // 3, (4050 + 2 * 80) // 3
     assert full.compute - windowed.compute == pytest.approx((4000 - read) * 1e-7)
-    assert full.slowdown - windowed.slowdown == pytest.approx(4 * 100 * (4050 - context) * 1e-7)
+    others = (PRESENT + LATER) * 4
+    assert full.slowdown - windowed.slowdown == pytest.approx(others * 100 * (4050 - context) * 1e-7)
 
 
 def test_prior_and_floors():
@@ -127,7 +140,8 @@ def test_added_up_costs_equal_the_formula(make, workers, demand):
         for number, (load, _, shape) in enumerate(workers)
     ]
     hits = {view.key: hit for view, (_, hit, _) in zip(views, workers, strict=True) if hit is not None}
-    expected = [cost_of(view, demand, hits.get(view.key, NO_HIT)).total for view in views]
+    mean = mean_running(views)
+    expected = [cost_of(view, demand, hits.get(view.key, NO_HIT), mean).total for view in views]
     assert total_costs(views, demand, hits) == pytest.approx(expected, rel=1e-9)
 
 

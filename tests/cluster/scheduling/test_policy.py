@@ -66,6 +66,18 @@ def test_affinity_is_traded_continuously(make):
     assert points == sorted(set(points))
 
 
+def test_hits_are_worth_more_the_busier_the_fleet_is(make):
+    """What a prefill costs those who will run beside it counts wherever it goes."""
+    busier = Load(prefill_tokens=600, sequences=0)
+
+    def chosen(elsewhere: int) -> str:
+        views = [make.view("w0"), make.view("w1", load=busier)]
+        views += [make.view("w2", load=Load(sequences=elsewhere, prefill_tokens=10_000))]
+        return choose(CostPolicy(), views, {views[1].key: HOLDS_512})
+
+    assert (chosen(0), chosen(30)) == ("w0", "w1")
+
+
 def test_slower_worker_gets_less(make):
     slow = make.view(
         "w0",
