@@ -14,7 +14,7 @@ from .demand import Asked, Demand
 from .policy import Snapshot, Wanted, wanted_workers
 from .replay import WorkerModel
 
-# so much more load, beyond the headroom, must fewer workers be able to bear before one is let go
+# so much more load than is expected must fewer workers be able to bear before one is let go
 SPARE = 1.05
 # of a new measurement of how long a start takes
 _GAIN = 0.5
@@ -59,11 +59,10 @@ class Autoscaler:
         asked = self.demand.since(now - 2 * config.window_s)
         grown = now - self._began >= 2 * config.window_s
         snapshot = Snapshot(now, workers, open_requests, backlog_s, self.startup_s, model, grown)
-        margin = 1 + config.headroom
-        wanted = wanted_workers(snapshot, asked, config, margin=margin)
+        wanted = wanted_workers(snapshot, asked, config)
         lean = wanted.workers
         if wanted.workers < target and wanted.reason != "idle":
-            lean = wanted_workers(snapshot, asked, config, margin=SPARE * margin).workers
+            lean = wanted_workers(snapshot, asked, config, spare=SPARE).workers
         self._remember(now, max(lean, wanted.workers))
         if wanted.workers > target:
             self._ordered_at = now if self._ordered_at is None else self._ordered_at

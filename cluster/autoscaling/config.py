@@ -20,7 +20,7 @@ class ScalingConfig(Frozen):
         0.995, gt=0, lt=1, description="share of requests for which both are to be kept"
     )
     kv_share: float = Field(0.9, gt=0, le=1, description="of the KV pool that may be in use")
-    headroom: float = Field(0.1, ge=0, description="share of load by which it may grow before workers come")
+    headroom: float = Field(0.2, ge=0, description="growth of load that is reckoned with in any case")
     window_s: float = Field(90.0, gt=0, description="of the past that stands for what comes")
     startup_s: float = Field(60.0, ge=0, description="a new worker's start, until one has been seen")
     hold_s: float = Field(

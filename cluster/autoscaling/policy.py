@@ -44,12 +44,12 @@ class Wanted(NamedTuple):
 
 
 def wanted_workers(
-    now: Snapshot, asked: Sequence[Asked], config: ScalingConfig, *, margin: float = 1.0
+    now: Snapshot, asked: Sequence[Asked], config: ScalingConfig, *, spare: float = 1.0
 ) -> Wanted:
     """For the load as it is; hysteresis is not its business.
 
-    asked: of twice `window_s`: the older half fills the fleet that the newer one meets. margin: so much more
-    load than there was.
+    asked: of twice `window_s`: the older half fills the fleet that the newer one meets. spare: so much more
+    load than is expected.
     """
     recent = [one for one in asked if one.at >= now.now - config.window_s]
     if not recent and not now.open_requests:
@@ -60,7 +60,8 @@ def wanted_workers(
         return Wanted(config.bounded(1), "first")
     if now.model is None or not recent:
         return Wanted(config.bounded(now.workers), "unknown")
-    faster = margin * (growth(recent, now.now, now.startup_s) if now.grown else 1.0)
+    grows = growth(recent, now.now, now.startup_s) if now.grown else 1.0
+    faster = spare * max(1 + config.headroom, grows)
     workers, forecast = _enough(asked, now, config, faster)
     reason: Reason = "memory" if forecast.kv_peak > config.kv_share else "objectives"
     late = now.backlog_s - now.workers * config.ttft_target_s
