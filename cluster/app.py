@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from fastapi import FastAPI
 from ray import serve
@@ -26,6 +27,9 @@ from decodefleet.worker.transport import Security
 from .access.limiter import Limiter
 from .api.app import build_app
 from .api.settings import ApiSettings
+from .autoscaling.config import ScalingOptions
+from .autoscaling.controller import ScalingController
+from .autoscaling.serve_policy import CPU, STREAMS, WANTED, router_scaling, worker_scaling
 from .config import ConfigError, ServeConfig, load_config
 from .directory.connection import connect, hang_up
 from .directory.holdings import Holdings
@@ -64,13 +68,21 @@ class SchedulerReplica:
             bind=f"tcp://{data_host(config)}:0",
             advertise_host=config.advertise_host,
             security=Security.from_secret(config.secret()),
-            config=SchedulingConfig(
-                policy=config.policy, max_queue=config.max_queue, max_queue_wait_s=config.max_queue_wait_s
-            ),
+            config=scheduling_config(config),
             directory=DirectoryReader(redis_url, model) if redis_url is not None else None,
         )
         await self._server.start()
-
+        scaling = config.scaling.of_workers(config.batch.itl_target_ms)
+        self._scaling: ScalingController | None = None
+        if scaling is not None:
+            self._scaling = ScalingController(
+                self._server.core,
+                scaling,
+                model,
+                step_target_s=config.batch.itl_target_ms / 1000,
+                wake=_waker(serve.get_replica_context().app_name),
+            )
+            self._scaling.start()
         loop = asyncio.get_running_loop()
         self._port = _own_port(
             config, lambda: asyncio.run_coroutine_threadsafe(self._server.metrics(), loop).result(10)
@@ -78,6 +90,10 @@ class SchedulerReplica:
 
     async def locate(self) -> tuple[str, int]:
         return self._server.endpoint, self._server.epoch
+
+    async def wanted_workers(self) -> int | None:
+        """None where their number is fixed."""
+        return None if self._scaling is None else self._scaling.wanted
 
     async def metrics(self) -> str:
         return await self._server.metrics()
@@ -96,6 +112,8 @@ class SchedulerReplica:
 
     async def __del__(self) -> None:
         _close(self._port)
+        if self._scaling is not None:
+            await self._scaling.stop()
         await self._server.stop()
 
 
@@ -121,7 +139,16 @@ class WorkerReplica:
             news=NewsSender(local.news, worker_id) if local is not None else None,
         )
         self._port = _own_port(config, self._supervisor.metrics)
+        self._scheduler = scheduler
         await self._supervisor.start()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve lets a policy hear the replicas of its own deployment only."""
+        wanted = await self._scheduler.wanted_workers.remote()
+        return {} if wanted is None else {WANTED: float(wanted)}
+
+    async def wake(self) -> None:
+        """Done when there is a worker: a call that waits for one is what makes Serve start it."""
 
     async def check_health(self) -> None:
         self._supervisor.check_health()
@@ -157,6 +184,7 @@ class RouterReplica:
         self._redis = connect(redis_url) if redis_url is not None else None
         self._limiter = Limiter(self._redis, routers=config.routers)
         self._router.start()
+        self._process = psutil.Process()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         config = self._config
@@ -174,6 +202,9 @@ class RouterReplica:
             self._router, settings, fleet=self._fleet, tracing=self._tracing, limiter=self._limiter
         )
         return app
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return {STREAMS: float(self._router.streams), CPU: self._process.cpu_percent() / 100}
 
     async def __del__(self) -> None:
         _close(self._port)
@@ -221,26 +252,28 @@ def build_application(config: ServeConfig, local: LocalRun | None = None) -> ser
     drained_s = config.drain_s + SHUTDOWN_MARGIN_S
     resources = _worker_resources(config)
     told = replica_config(config)
+    # bounds of scaling are the scheduler's business: another one must not replace workers
+    plain = told.model_copy(update={"scaling": ScalingOptions()})
     scheduler = serve.deployment(
         SchedulerReplica, name="scheduler", ray_actor_options={"num_cpus": 0}, **common
     ).bind(told)
     workers = serve.deployment(
         WorkerReplica,
         name="worker",
-        num_replicas=config.workers,
         ray_actor_options={"num_cpus": resources["CPU"], "num_gpus": resources["GPU"]},
         placement_group_bundles=[{name: count for name, count in resources.items() if count}],
         graceful_shutdown_timeout_s=drained_s,
+        **_number_of_workers(config),
         **common,
-    ).bind(told, scheduler, local)
+    ).bind(plain, scheduler, local)
     return serve.deployment(
         RouterReplica,
         name="router",
-        num_replicas=config.routers,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=max(drained_s, ROUTER_DRAIN_S),
+        **_number_of_routers(config),
         **common,
-    ).bind(told, scheduler, workers)
+    ).bind(plain, scheduler, workers)
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -250,6 +283,36 @@ def build(args: dict[str, Any]) -> serve.Application:
     machines set `address: auto` and `redis_url`.
     """
     return build_application(load_config(args, env=os.environ).config)
+
+
+def scheduling_config(config: ServeConfig) -> SchedulingConfig:
+    chosen: dict[str, Any] = {}
+    if config.scaling.max_workers is not None and config.scaling.min_workers == 0:
+        chosen = {"sleeps": True, "no_worker_grace_s": config.scaling.cold_start_s}
+    return SchedulingConfig(
+        policy=config.policy, max_queue=config.max_queue, max_queue_wait_s=config.max_queue_wait_s, **chosen
+    )
+
+
+def _number_of_workers(config: ServeConfig) -> dict[str, Any]:
+    scaling = config.scaling
+    if scaling.max_workers is None:
+        return {"num_replicas": config.workers}
+    return {"autoscaling_config": worker_scaling(scaling.min_workers, scaling.max_workers)}
+
+
+def _number_of_routers(config: ServeConfig) -> dict[str, Any]:
+    most = config.scaling.max_routers
+    if most is None:
+        return {"num_replicas": config.routers}
+    return {"autoscaling_config": router_scaling(config.routers, most)}
+
+
+def _waker(app_name: str) -> Callable[[], Awaitable[None]]:
+    async def wake() -> None:
+        await serve.get_deployment_handle("worker", app_name).wake.remote()
+
+    return wake
 
 
 def data_host(config: ServeConfig) -> str:
@@ -285,9 +348,9 @@ def _worker_resources(config: ServeConfig) -> dict[str, int]:
     if device == "cpu" or (device == "auto" and gpus == 0):
         return {"CPU": 1, "GPU": 0}
     # a cluster that somebody else runs may bring machines when they are asked for
-    if config.address is None and gpus < config.workers * ranks:
+    if config.address is None and gpus < config.first_workers * ranks:
         each = "a GPU" if ranks == 1 else f"{ranks} GPUs"
-        raise ConfigError(f"workers: {config.workers} workers need {each} each, the cluster has {gpus}")
+        raise ConfigError(f"workers: {config.first_workers} workers need {each} each, the cluster has {gpus}")
     return {"CPU": 1, "GPU": ranks}
 
 

@@ -32,6 +32,7 @@ from decodefleet.worker.config import (
 from decodefleet.worker.logs import LogFormat
 
 from .access.keyring import Keyring, UnusableKeys
+from .autoscaling.config import ScalingOptions
 
 ENV_PREFIX = "DECODEFLEET_"
 
@@ -133,6 +134,7 @@ class ServeConfig(Frozen):
     cache: CacheConfig = CacheConfig()
     batch: BatchConfig = BatchConfig()
     runner: RunnerConfig = RunnerConfig()
+    scaling: ScalingOptions = ScalingOptions()
     fake_engine: FakeConfig = FakeConfig()
 
     @field_validator("otlp_traces_endpoint")
@@ -157,6 +159,15 @@ class ServeConfig(Frozen):
         """The engine's part, for a model that has been resolved to a local folder."""
         model = ModelConfig(folder=folder, served_name=served_name, **self.weights.model_dump())
         return EngineConfig(model=model, cache=self.cache, batch=self.batch, runner=self.runner)
+
+    @property
+    def first_workers(self) -> int:
+        """With which the server begins."""
+        return self.workers if self.scaling.max_workers is None else max(1, self.scaling.min_workers)
+
+    @property
+    def most_workers(self) -> int:
+        return self.scaling.max_workers or self.workers
 
     def api_keys(self) -> tuple[str, ...]:
         """Those given by themselves, which may do everything; a file may hold more."""
@@ -203,6 +214,7 @@ _GROUPS = {
     "cache": _Group("KV cache"),
     "batch": _Group("Batching"),
     "runner": _Group("Compute"),
+    "scaling": _Group("Autoscaling"),
     "fake_engine": _Group("Testing", prefix="fake_", hidden=True),
 }
 

@@ -137,7 +137,7 @@ class Launcher:
             config = self._resolve(config)
             config = self._start_redis(config)
         news = NewsReceiver(f"ipc://{self._folder}/news")
-        with WorkersView(self._console, config.workers) as view:
+        with WorkersView(self._console, config.first_workers) as view:
             view.stage("starting Ray and its HTTP proxy")
             self._start_ray(config)
             view.stage("starting workers and routers")
@@ -172,7 +172,7 @@ class Launcher:
         else:
             local_ray.prepare(self._folder, config.drain_s)
             # each worker claims one CPU, and a machine may have fewer cores than it is told to run workers
-            cpus = max(config.workers, len(os.sched_getaffinity(0)))
+            cpus = max(config.most_workers, len(os.sched_getaffinity(0)))
             local_ray.start(self._folder, cpus, config.host, config.port)
             self._ray = local_ray.essential_processes()
         # ray has put a handler of its own for SIGTERM

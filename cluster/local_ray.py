@@ -63,6 +63,8 @@ def environment(folder: Path, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(UNROUTE_S),
+        # how soon Serve hears what the scheduler wants of the number of workers
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
         "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": str(drain_s + 30),
     }
 

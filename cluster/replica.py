@@ -325,7 +325,7 @@ def threads_per_worker(config: ServeConfig) -> int | None:
     """CPU threads of each worker: as told, else the cores of this machine divided; None leaves it open."""
     if config.runner.threads is not None or config.address is not None:
         return config.runner.threads
-    return max(1, len(os.sched_getaffinity(0)) // config.workers)
+    return max(1, len(os.sched_getaffinity(0)) // config.most_workers)
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:

@@ -57,8 +57,17 @@ class Autoscaler:
         self._learn_start(now, target, workers)
         config = self.config
         asked = self.demand.since(now - 2 * config.window_s)
-        grown = now - self._began >= 2 * config.window_s
-        snapshot = Snapshot(now, workers, open_requests, backlog_s, self.startup_s, model, grown)
+        last = self.demand.last_at
+        snapshot = Snapshot(
+            now=now,
+            workers=workers,
+            open_requests=open_requests,
+            backlog_s=backlog_s,
+            startup_s=self.startup_s,
+            model=model,
+            quiet_s=now - (self._began if last is None else last),
+            grown=now - self._began >= 2 * config.window_s,
+        )
         wanted = wanted_workers(snapshot, asked, config)
         lean = wanted.workers
         if wanted.workers < target and wanted.reason != "idle":

@@ -36,3 +36,48 @@ class ScalingConfig(Frozen):
 
     def bounded(self, workers: int) -> int:
         return max(self.min_workers, min(self.max_workers, workers))
+
+
+class ScalingOptions(Frozen):
+    """What `serve` can be told; numbers of replicas are fixed where no maximum is given."""
+
+    max_workers: int | None = Field(
+        None, ge=1, le=1024, description="most model replicas; given, their number follows the load"
+    )
+    min_workers: int = Field(
+        1,
+        ge=0,
+        description="fewest model replicas; 0 lets an idle model go until a request comes",
+    )
+    max_routers: int | None = Field(
+        None, ge=1, le=256, description="most router replicas; given, their number follows streams and CPU"
+    )
+    ttft_target_ms: float = Field(
+        2000.0, gt=0, description="time to first token to be kept; per further token --itl-target-ms is"
+    )
+    scale_in_s: float = Field(
+        90.0, ge=0, description="seconds for which fewer replicas must have been enough before one goes"
+    )
+    idle_s: float = Field(600.0, ge=0, description="seconds without a request until the last replica goes")
+    cold_start_s: float = Field(
+        600.0, ge=0, description="seconds that requests wait for a model of which no replica is there"
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise ValueError(f"max_workers {self.max_workers} is below min_workers {self.min_workers}")
+        return self
+
+    def of_workers(self, itl_target_ms: float) -> ScalingConfig | None:
+        """None where their number is fixed. itl_target_ms: as the batcher has it; 0 means none."""
+        if self.max_workers is None:
+            return None
+        return ScalingConfig(
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
+            ttft_target_s=self.ttft_target_ms / 1000,
+            itl_target_s=itl_target_ms / 1000 or ScalingConfig().itl_target_s,
+            hold_s=self.scale_in_s,
+            idle_s=self.idle_s,
+        )

@@ -18,12 +18,14 @@ Reason = Literal["objectives", "memory", "backlog", "idle", "first", "unknown"]
 
 # what waits beyond the objective is to be worked off in so many seconds
 CATCH_UP_S = 30.0
+# of attainment: more workers that change less are not asked for
+NO_DIFFERENCE = 1e-3
 
 
 class Snapshot(NamedTuple):
     """workers: that serve. open_requests: waiting or running. backlog_s: prefill that waits, summed over
     workers. startup_s: from asking for a worker until it serves. model: of a worker; None until one has
-    reported. grown: whether the past is long enough to tell how load grows."""
+    reported. quiet_s: since the last request. grown: whether the past is long enough to tell of growth."""
 
     now: float
     workers: int
@@ -31,6 +33,7 @@ class Snapshot(NamedTuple):
     backlog_s: float
     startup_s: float
     model: WorkerModel | None
+    quiet_s: float = 0.0
     grown: bool = True
 
 
@@ -53,9 +56,8 @@ def wanted_workers(
     """
     recent = [one for one in asked if one.at >= now.now - config.window_s]
     if not recent and not now.open_requests:
-        last = asked[-1].at if asked else float("-inf")
-        gone = now.now - last >= config.idle_s
-        return Wanted(config.bounded(0 if gone else min(1, now.workers)), "idle")
+        left = 0 if now.quiet_s >= config.idle_s else min(1, now.workers)
+        return Wanted(config.bounded(left), "idle")
     if not now.workers:
         return Wanted(config.bounded(1), "first")
     if now.model is None or not recent:
@@ -92,7 +94,10 @@ def _enough(
         while workers > 1 and keeps(fewer := look(workers - 1)):
             workers, forecast = workers - 1, fewer
         return workers, forecast
+    best = workers, forecast
     while workers < config.max_workers and not keeps(forecast):
         workers += 1
         forecast = look(workers)
-    return workers, forecast
+        if forecast.attained > best[1].attained + NO_DIFFERENCE or keeps(forecast):
+            best = workers, forecast
+    return best

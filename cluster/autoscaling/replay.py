@@ -19,6 +19,8 @@ from .demand import Asked
 
 # prefill never takes all of a worker for good
 MOST_BUSY = 0.9
+# of a past from which its share can be told
+SHORTEST_S = 15.0
 
 
 class WorkerModel(NamedTuple):
@@ -125,6 +127,6 @@ def _serve(
 
 def _prefill_share(asked: Sequence[Asked], workers: int, model: WorkerModel, faster: float) -> float:
     """Of a worker's time, what prefill takes on average."""
-    span = max((asked[-1].at - asked[0].at) / faster, 1e-3)
+    span = max((asked[-1].at - asked[0].at) / faster, SHORTEST_S)
     seconds = sum(one.prefill_tokens for one in asked) * model.step.prefill_token
     return min(MOST_BUSY, seconds / span / workers)

@@ -44,7 +44,7 @@ def observe(core: GlobalScheduler, model: str, step_target_s: float, now: float)
 
 
 class Watch:
-    """Feeds an autoscaler from a scheduler: `decide` every few seconds."""
+    """Feeds an autoscaler from a scheduler: every few seconds `look`, then `decide`."""
 
     def __init__(
         self, core: GlobalScheduler, autoscaler: Autoscaler, model: str, step_target_s: float
@@ -53,13 +53,16 @@ class Watch:
         self._core, self._model, self._step_target_s = core, model, step_target_s
         self._seen = core.log.added
 
-    def decide(self, target: int, now: float) -> Scaling:
-        """target: workers that were asked for before."""
+    def look(self, now: float) -> Observed:
+        """The scheduler as it is now; takes in what was placed since the last look."""
         for decision in self._core.log.since(self._seen):
             if decision.model == self._model and decision.chosen is not None and not decision.attempt:
                 self.autoscaler.asked(_asked(decision))
         self._seen = self._core.log.added
-        seen = observe(self._core, self._model, self._step_target_s, now)
+        return observe(self._core, self._model, self._step_target_s, now)
+
+    def decide(self, target: int, seen: Observed, now: float) -> Scaling:
+        """target: workers that were asked for before. Reads nothing of the scheduler: fit for a thread."""
         return self.autoscaler.decide(
             now,
             target=target,

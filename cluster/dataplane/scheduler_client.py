@@ -106,6 +106,11 @@ class SchedulerClient:
         return self._models
 
     @property
+    def open_requests(self) -> int:
+        """Placed or waiting to be."""
+        return len(self._live)
+
+    @property
     def ready(self) -> frozenset[str]:
         """Names of models of which some worker can generate, as far as is known."""
         return self._ready if self._absent_since is None else self.snapshot.models

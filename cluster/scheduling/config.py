@@ -52,6 +52,9 @@ class SchedulingConfig(BaseModel):
     no_worker_grace_s: float = Field(
         10.0, ge=0, description="how long requests wait for a model whose workers are all away"
     )
+    sleeps: bool = Field(
+        False, description="a model of which no worker is there counts as ready: one will come when asked for"
+    )
     report_grace_s: float = Field(
         3.0, ge=0, description="age at which a reservation that its router no longer lists is dropped"
     )

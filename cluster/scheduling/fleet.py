@@ -48,8 +48,10 @@ class Member:
 
 
 class Fleet:
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    """sleeps: see `SchedulingConfig`."""
+
+    def __init__(self, timeout_s: float, *, sleeps: bool = False) -> None:
+        self._timeout_s, self._sleeps = timeout_s, sleeps
         self._members: dict[str, Member] = {}
         self._superseded: dict[str, deque[str]] = {}
         self._gone: dict[str, str] = {}
@@ -148,8 +150,8 @@ class Fleet:
         return serving
 
     def ready(self, now: float) -> tuple[str, ...]:
-        """Models of which some worker can generate."""
-        return tuple(name for name in self._cards if self.serving(name, now))
+        """Models of which some worker can generate, or will once it is asked."""
+        return tuple(name for name in self._cards if self._sleeps or self.serving(name, now))
 
     def view(self, member: Member, reserved: Load) -> WorkerView:
         """Cached until `touch` or the next report."""

@@ -41,7 +41,7 @@ class Placer:
 
     def __init__(self, epoch: int, config: SchedulingConfig, policy: Policy, seed: int | None) -> None:
         self.config = config
-        self.fleet = Fleet(config.worker_timeout_s)
+        self.fleet = Fleet(config.worker_timeout_s, sleeps=config.sleeps)
         self.ledger = Ledger()
         self.index = PrefixIndex(config.max_index_blocks)
         self.log = DecisionLog(config.decision_log)

@@ -106,7 +106,8 @@ class Ours:
         self._watch = Watch(simulation.scheduler, Autoscaler(config), MODEL, step_target_s)
 
     def target(self, simulation: Simulation, seen: Observed, target: int) -> int:
-        return self._watch.decide(target, simulation.events.now).target
+        now = simulation.events.now
+        return self._watch.decide(target, self._watch.look(now), now).target
 
 
 class ServeDefault:

@@ -55,7 +55,7 @@ def test_memory_takes_workers_too(make):
 
 
 def test_growth_is_met_before_it_comes(make):
-    ramp = list(make.poisson(lambda at: max(0.3, at / 30), 180.0))
+    ramp = list(make.poisson(lambda at: max(0.5, at / 15), 180.0))
     knows = wanted_workers(snapshot(make), ramp, make.config())
     not_yet = wanted_workers(snapshot(make, grown=False), ramp, make.config())
     assert knows.growth > 1.3
@@ -86,14 +86,14 @@ def test_bounds(make):
 
 def test_idle_fleets_keep_one_worker_for_a_while(make):
     config = make.config(min_workers=0, idle_s=600.0)
-    asked = [make.asked(10.0)]
 
-    def left(now: float, **changes) -> int:
-        return wanted_workers(snapshot(make, now=now, open_requests=0, **changes), asked, config).workers
+    def left(quiet_s: float, workers: int) -> int:
+        quiet = snapshot(make, open_requests=0, quiet_s=quiet_s, workers=workers)
+        return wanted_workers(quiet, [], config).workers
 
-    assert left(500.0, workers=5) == 1
-    assert left(610.0, workers=5) == 0
-    assert left(610.0, workers=0) == 0
+    assert left(590.0, workers=5) == 1
+    assert left(600.0, workers=5) == 0
+    assert left(0.0, workers=0) == 0
 
 
 def test_first_request_wakes_an_empty_fleet(make):

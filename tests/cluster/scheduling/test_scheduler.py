@@ -605,3 +605,18 @@ def test_senseless_numbers_break_no_books(make, changes):
     scheduler.check_integrity()
     scheduler.release(Release(request_id="a", generated=-3), ROUTER, 0.1)
     scheduler.check_integrity()
+
+
+def test_a_model_that_sleeps_is_ready_and_its_requests_wait(make):
+    def after_its_worker(**config):
+        scheduler = make.scheduler(1, no_worker_grace_s=60.0, **config)
+        scheduler.tick(10.0)
+        scheduler.tick(10.1)
+        return scheduler
+
+    assert after_its_worker().welcome.ready == ()
+    scheduler = after_its_worker(sleeps=True)
+    assert scheduler.welcome.ready == ("m",)
+    scheduler.place(make.place("a"), ROUTER, 10.2)
+    assert refusals(scheduler.tick(60.0)) == {}
+    assert list(make.placed(scheduler.register(make.register("w1"), 61.0))) == ["a"]
