@@ -609,7 +609,7 @@ def test_senseless_numbers_break_no_books(make, changes):
 
 def test_a_model_that_sleeps_is_ready_and_its_requests_wait(make):
     def after_its_worker(**config):
-        scheduler = make.scheduler(1, no_worker_grace_s=60.0, **config)
+        scheduler = make.scheduler(1, no_worker_grace_s=60.0, router_timeout_s=100.0, **config)
         scheduler.tick(10.0)
         scheduler.tick(10.1)
         return scheduler
