@@ -18,8 +18,8 @@ Reason = Literal["objectives", "memory", "backlog", "idle", "first", "unknown"]
 
 # what waits beyond the objective is to be worked off in so many seconds
 CATCH_UP_S = 30.0
-# of attainment: more workers that change less are not asked for
-NO_DIFFERENCE = 1e-3
+# of attainment, and share of waits: more workers that change less are not asked for
+NO_DIFFERENCE, LESS_WAIT = 1e-3, 0.9
 
 
 class Snapshot(NamedTuple):
@@ -98,6 +98,11 @@ def _enough(
     while workers < config.max_workers and not keeps(forecast):
         workers += 1
         forecast = look(workers)
-        if forecast.attained > best[1].attained + NO_DIFFERENCE or keeps(forecast):
+        if keeps(forecast) or _better(forecast, best[1]):
             best = workers, forecast
     return best
+
+
+def _better(one: Forecast, other: Forecast) -> bool:
+    # an overloaded fleet keeps nobody's objective, however close it comes
+    return one.attained > other.attained + NO_DIFFERENCE or one.wait_s < LESS_WAIT * other.wait_s

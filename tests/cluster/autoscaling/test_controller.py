@@ -7,6 +7,7 @@ import pytest
 
 from decodefleet.cluster.autoscaling import controller as module
 from decodefleet.cluster.autoscaling.controller import ScalingController
+from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.worker.protocol import ModelCard, Place, Register, WorkerStats
 
@@ -48,19 +49,18 @@ async def until(condition) -> None:
 
 
 async def test_load_makes_it_want_more(make):
-    core = GlobalScheduler(1)
+    core = GlobalScheduler(1, SchedulingConfig(worker_timeout_s=1e6))
     register(core)
-    controller = ScalingController(
-        core, make.config(ttft_target_s=0.5, max_workers=6), "m", step_target_s=0.075, wake=never
-    )
+    controller = ScalingController(core, make.config(max_workers=6), "m", step_target_s=0.075, wake=never)
     controller.start()
-    ask(core, 40)
-    await until(lambda: controller.wanted == 6)
+    # a minute of prefill
+    ask(core, 200)
+    await until(lambda: controller.wanted >= 2)
     await controller.stop()
 
 
 async def test_a_sleeping_fleet_is_woken_until_it_comes(make):
-    core, woken = GlobalScheduler(1), []
+    core, woken = GlobalScheduler(1, SchedulingConfig(worker_timeout_s=1e6)), []
 
     async def wake() -> None:
         woken.append(len(core.queue))
