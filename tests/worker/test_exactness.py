@@ -19,6 +19,7 @@ from all_ways import (
     generate,
 )
 from engines import VOCAB, make_engine, make_submit, run_all, write_tiny_hybrid, write_tiny_llama
+from neighbours import neighbours, run_until_idle
 from tiny_families import write_family
 
 from decodefleet.worker.sampling_params import SamplingParams
@@ -69,6 +70,26 @@ def test_moved_to_another_worker(tiny_llama: Path, options: dict[str, Any], runn
         tokens, scores = wanted[number]
         assert outcome.tokens == tokens[cut:], name
         assert [entry for delta in outcome.deltas for entry in delta.logprobs or ()] == scores[cut:], name
+
+
+@pytest.mark.parametrize("runner", [{}, PIPELINED], ids=["one step at a time", "pipelined, padded"])
+@pytest.mark.parametrize("options", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+def test_fetched_from_another_worker(
+    tiny_llama: Path, options: dict[str, Any], runner: dict[str, Any]
+) -> None:
+    """All at once, by an engine that computes no full block of a prompt that another has."""
+    jobs = tiny_jobs(options)
+    wanted, _ = generate(tiny_llama, jobs, alone=True, blocks=96, **PLAIN)
+    with neighbours(tiny_llama, blocks=96, max_num_seqs=16, **runner) as (owner, other):
+        for asked, peer in ((owner, None), (other, owner.peer(99))):
+            for number, (prompt, params) in enumerate(jobs):
+                asked.submit(str(number), prompt, params, peer)
+            found = run_until_idle([owner, other])
+            for number, (tokens, scores) in enumerate(wanted):
+                outcome = found[str(number), 0]
+                assert outcome.tokens == tokens
+                assert [entry for delta in outcome.deltas for entry in delta.logprobs or ()] == scores
+        assert other.fetched > 0
 
 
 def test_ranks(tiny_llama: Path) -> None:
