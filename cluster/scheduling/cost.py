@@ -5,11 +5,10 @@
                                                               fetch it from another worker's, where that is
                                                               faster than computing it
     compute  = the step that computes the uncached rest       base + prefill + the decodes that share it
-    slowdown = others · (uncached · prefill_token             they wait for its prefill,
-                         + expected tokens · Δstep)           then for its share of each decode step
+    slowdown = (PRESENT · running + LATER · mean running)     whom its prefill holds up: who runs there now is
+               · uncached · prefill_token                     gone before long, and then it is as full as any
+             + PRESENT · running · expected tokens · Δstep    who waits for its share of each decode step
     Δstep    = n · (sequence + context · kv_token)        context: in its middle, within the model's windows
-    others   = PRESENT · running + LATER · mean running   whom it will slow down: who runs there now is gone
-                                                          before long, and then it is as full as any
 
 The coefficients are the worker's own: its fitted step time, and its tiers as measured. What is compared is
 time.
@@ -121,8 +120,8 @@ def cost_of(view: WorkerView, demand: Demand, hit: Hit, mean_running: float | No
     compute = step.base + prefill + (load.kv_tokens + read(prompt)) * step.kv_token + sequences
     context = read(demand.mean_context)
     per_step = n * (step.sequence + context * step.kv_token)
-    others = PRESENT * running + LATER * (running if mean_running is None else mean_running)
-    slowdown = others * (prefill + demand.expected_tokens * per_step)
+    later = LATER * (running if mean_running is None else mean_running)
+    slowdown = (PRESENT * running + later) * prefill + PRESENT * running * demand.expected_tokens * per_step
     return Cost(load.prefill_tokens * step.prefill_token, restore, compute, slowdown)
 
 
@@ -150,7 +149,7 @@ def total_costs(views: Sequence[WorkerView], demand: Demand, hits: Hits) -> list
                 continue
             uncached -= min(hit.blocks * size, prompt - 1)
         fixed, prefill_token, kv, sequence, running = view.rates
-        prefill = prefill_token * uncached
-        slowed = prefill + steps * (sequence + kv * context)
-        costs.append(fixed + prefill + kv * read + sequence * n + (PRESENT * running + later) * slowed)
+        present, decode = PRESENT * running, steps * (sequence + kv * context)
+        prefill = (1 + present + later) * prefill_token * uncached
+        costs.append(fixed + prefill + kv * read + sequence * n + present * decode)
     return costs

@@ -19,7 +19,7 @@ PEERS: dict[str, type[Policy]] = {
 
 
 class WeightedCost:
-    """The cost policy with load (waiting, and slowing others down) weighted against the request's own work.
+    """The cost policy with a worker's load (its queue, and those that run there) weighted against all else.
 
     Weight 1 is the cost policy; 0 looks at caches alone, and the higher the less they count: the points of a
     frontier.
@@ -34,8 +34,11 @@ class WeightedCost:
         return least(views, [self._cost(view, demand, hits, mean) for view in views], rng)
 
     def _cost(self, view: WorkerView, demand: Demand, hits: Hits, mean: float) -> float:
-        cost = cost_of(view, demand, hits.get(view.key, NO_HIT), mean)
-        return cost.restore + cost.compute + self._weight * (cost.start + cost.slowdown)
+        hit = hits.get(view.key, NO_HIT)
+        cost = cost_of(view, demand, hit, mean)
+        # of what is slowed down, those that run there are the load
+        load = cost.start + cost_of(view, demand, hit, 0.0).slowdown
+        return cost.total + (self._weight - 1) * load
 
 
 class Named(NamedTuple):

@@ -78,9 +78,9 @@ def test_slowdown_grows_with_company_and_length(make):
 
     assert slowdown(0, 100) == 0
     # each waits for 160 tokens of prefill, then 100 steps that are longer by one sequence
-    each = 0.160 + 100 * (1e-3 + 210e-7)
-    assert slowdown(3, 100) == pytest.approx((PRESENT + LATER) * 3 * each)
-    assert slowdown(3, 100, mean=8.0) == pytest.approx((PRESENT * 3 + LATER * 8) * each)
+    decode = PRESENT * 3 * 100 * (1e-3 + 210e-7)
+    assert slowdown(3, 100) == pytest.approx((PRESENT + LATER) * 3 * 0.160 + decode)
+    assert slowdown(3, 100, mean=8.0) == pytest.approx((PRESENT * 3 + LATER * 8) * 0.160 + decode)
     assert slowdown(3, 100, n=2) > slowdown(3, 100)
     assert slowdown(3, 200) > slowdown(3, 100)
 
@@ -92,8 +92,7 @@ def test_windowed_layers_read_no_further_than_their_window(make):
     windowed = cost_of(make.view(card=make.card(group_blocks=(None, 5, 5)), **busy), demand, NO_HIT)
     read, context = (4000 + 2 * 80) // 3, (4050 + 2 * 80) // 3
     assert full.compute - windowed.compute == pytest.approx((4000 - read) * 1e-7)
-    others = (PRESENT + LATER) * 4
-    assert full.slowdown - windowed.slowdown == pytest.approx(others * 100 * (4050 - context) * 1e-7)
+    assert full.slowdown - windowed.slowdown == pytest.approx(PRESENT * 4 * 100 * (4050 - context) * 1e-7)
 
 
 def test_prior_and_floors():
