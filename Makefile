@@ -52,7 +52,7 @@ clean: ## remove caches and build output; the environment stays
 
 $(STAMP): pyproject.toml deploy/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "decodefleet needs Python 3.11 or later: make PYTHON=python3.12 ...")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Installing into $(VENV): a few minutes the first time.'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint deploy/constraints.txt --editable '.[test,dev]'
 	@touch $@

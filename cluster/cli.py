@@ -246,7 +246,9 @@ def directory(
     request_id: Annotated[
         str | None, typer.Option(help="what each held when this request was placed")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="of the server", envvar="DECODEFLEET_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="where the server wants one", envvar="OPENAI_API_KEY")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show which worker holds which KV blocks: those of GPUs, of host memory, and on NVMe."""

@@ -323,7 +323,7 @@ def _from_file(file: Path, known: Mapping[str, Option]) -> dict[str, Any]:
     secret = [name for name in values if name in known and known[name].env_only]
     if secret:
         raise ConfigError(f"{file}: {secret[0]} may only be set by {known[secret[0]].env}")
-    _refuse_unknown(values, known, f"key in {file}")
+    _refuse_unknown(values, known, "key", f" in {file}")
     for name, value in values.items():
         if isinstance(known[name].default, tuple) and isinstance(value, str):
             values[name] = (value,)
@@ -331,12 +331,12 @@ def _from_file(file: Path, known: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def _refuse_unknown(
-    given: Mapping[str, object], allowed: Mapping[str, object] | list[str], what: str
+    given: Mapping[str, object], allowed: Mapping[str, object] | list[str], what: str, where: str = ""
 ) -> None:
     lines = []
     for name in sorted(set(given) - set(allowed)):
         near = difflib.get_close_matches(name, list(allowed), n=1)
-        lines.append(f"unknown {what} {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        lines.append(f"unknown {what} {name}{where}" + (f"; did you mean {near[0]}?" if near else ""))
     if lines:
         raise ConfigError("\n".join(lines))
 

@@ -22,6 +22,7 @@ from .directory.survey import Chains, DirectoryUnavailable, survey
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 30.0
+REDIS = ("lease", "last change", "in Redis")
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,19 @@ class HeldNow:
         found = self._holdings
         if not found.up:
             yield "[yellow]Redis is away: the scheduler knows only what it sent where.[/]"
-        grid = Table("worker", "incarnation", title=f"blocks held, by {found.source}", title_justify="left")
+        grid = Table(title=f"blocks held, by {found.source}", title_justify="left")
+        for name in ("worker", "incarnation"):
+            grid.add_column(name, overflow="fold")
         for name in ("state", *TIERS):
             grid.add_column(name, justify="left" if name == "state" else "right")
         prompted = found.prompt_blocks is not None
-        for name in ("prefix", "lease", "last change", "in Redis"):
-            if name != "prefix" or prompted:
-                grid.add_column(name, justify="right")
+        # a scheduler knows its copy, and nothing of leases and sizes in Redis
+        stored = any(any(_redis(holder)) for holder in found.holders)
+        for name in (*(("prefix",) if prompted else ()), *(REDIS if stored else ())):
+            grid.add_column(name, justify="right")
         for holder in found.holders:
             prefix = [_prefix(holder, found.prompt_blocks or 0)] if prompted else []
-            grid.add_row(*_row(holder), *prefix, *_redis(holder))
+            grid.add_row(*_row(holder), *prefix, *(_redis(holder) if stored else ()))
         yield grid
         yield _summary(found)
 
@@ -143,7 +147,7 @@ def _redis(holder: Holding) -> list[str]:
 
 
 def _summary(found: Holdings) -> str:
-    parts = [f"{len(found.holders)} workers"]
+    parts = ["1 worker" if len(found.holders) == 1 else f"{len(found.holders)} workers"]
     stored = [holder for holder in found.holders if holder.redis_bytes is not None]
     blocks = sum(max(holder.blocks.values()) for holder in stored)
     if blocks:

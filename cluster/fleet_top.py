@@ -40,7 +40,7 @@ class FleetClient:
             answer = self._http.get(f"{self._url}/debug/fleet")
             seen = answer.json()
         except httpx.HTTPError as error:
-            raise FleetUnavailable(f"{self._url} does not answer: {error}") from error
+            raise FleetUnavailable(f"{self._url} does not answer ({error}); --url names another") from error
         except (ValueError, httpx.InvalidURL) as error:
             raise FleetUnavailable(f"{self._url} is no server of decodefleet") from error
         if answer.status_code != 200 or not isinstance(seen, dict) or "workers" not in seen:

@@ -15,6 +15,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK = 30
 PLACEMENTS = 8
 WIDE = 120
+PLACED_ON = 24
 STATES = {"serving": "green", "draining": "yellow"}
 TERMS = {"start": "start", "restore": "restore", "compute": "compute", "slowdown": "slow-down"}
 
@@ -107,12 +108,12 @@ def _beside(grid: Table) -> Table:
 
 
 def _workers(seen: dict[str, Any], rates: dict[str, float], wide: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
-    for name in ("worker", "state"):
-        table.add_column(name, no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, collapse_padding=True)
+    table.add_column("worker", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=max(map(len, STATES)))
     numbers = ("running", "waiting", "KV used", "cached", "tokens/s", "hits")
     for name in (*numbers, "prefill", "below", "heard") if wide else numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for worker in seen["workers"]:
         kv = worker["kv"]
         total = kv["total"] or 1
@@ -144,14 +145,17 @@ def _tiers(tiers: dict[str, Any]) -> str:
 
 
 def _placements(seen: dict[str, Any], count: int, wide: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, collapse_padding=True)
+    shown = seen["placements"][:count]
     for name in ("prompt", "cached", "waited"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-    table.add_column("placed on", no_wrap=True, min_width=9)
+    # the reason is cut before the name is
+    longest = max((len(placement["worker_id"] or "") for placement in shown), default=0)
+    table.add_column("placed on", no_wrap=True, min_width=max(9, min(longest, PLACED_ON)))
     table.add_column("why", no_wrap=True, overflow="ellipsis")
     if wide:
         table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=20)
-    for placement in seen["placements"][:count]:
+    for placement in shown:
         cells: list[str | Text] = [
             str(placement["prompt_tokens"]),
             str(placement["hit_tokens"]),

@@ -12,6 +12,7 @@ from .access.keys import Grant
 
 keys = typer.Typer(help="Make, list and revoke API keys in a file.", no_args_is_help=True)
 
+SHOWN_HEX = 12
 File = Annotated[Path, typer.Argument(help="file that --api-key-file names")]
 
 
@@ -64,7 +65,11 @@ def show(file: File) -> None:
 
     from .access import key_file
 
-    table = Table("hash", "tenant", "requests/min", "tokens/min", "at once", "priority", "admin")
+    table = Table()
+    # what `revoke` takes is never cut
+    table.add_column("hash", no_wrap=True, min_width=SHOWN_HEX)
+    for name in ("tenant", "requests per min", "tokens per min", "at once", "priority", "admin"):
+        table.add_column(name)
     try:
         entries = key_file.entries(file)
     except UnusableKeys as error:
@@ -73,7 +78,7 @@ def show(file: File) -> None:
         limits = (grant.requests_per_minute, grant.tokens_per_minute, grant.max_concurrent)
         shown = ["" if limit is None else f"{limit:g}" for limit in limits]
         table.add_row(
-            digest.hex()[:12], grant.tenant, *shown, str(grant.priority), "yes" if grant.admin else ""
+            digest.hex()[:SHOWN_HEX], grant.tenant, *shown, str(grant.priority), "yes" if grant.admin else ""
         )
     Console().print(table)
 

@@ -37,7 +37,9 @@ def models_json() -> dict[str, Any]:
 
 def models_tables() -> Iterator[Table]:
     found = models_json()
-    builtin = Table("name", "model", "download", "license", title="built-in models", title_justify="left")
+    builtin = Table("name", "model", "download", title="built-in models", title_justify="left")
+    # its address is to be copied, so never cut
+    builtin.add_column("license", overflow="fold")
     for row in found["builtin"]:
         builtin.add_row(row["name"], row["title"], f"{row['download_bytes'] / 1e6:.0f} MB", row["license"])
     yield builtin

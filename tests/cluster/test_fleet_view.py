@@ -37,7 +37,7 @@ def make_overview(workers: int = 2) -> dict:
         tiers={"cpu": TierStats(total_blocks=10, used_blocks=5), "nvme": TierStats()},
     )
     for number in range(workers):
-        name = f"worker-{number}"
+        name = f"worker-1hwfoot{number}"
         core.register(Register(worker_id=name, incarnation="i", endpoint="e", card=CARD, stats=stats), 0.0)
     core.hello("router", 0.0)
     for name, model in (("cmpl-a", "m"), ("cmpl-b", "nobody's")):
@@ -52,13 +52,15 @@ def make_overview(workers: int = 2) -> dict:
 def shown(width: int, seen: dict) -> str:
     console = Console(width=width, record=True, file=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(fleet_view(seen, {"worker-0": 123.4}, width))
+        console.print(fleet_view(seen, {"worker-1hwfoot0": 123.4}, width))
     return captured.get()
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_workers_numbers_and_reasons_are_shown(width: int) -> None:
     text = shown(width, make_overview())
+    for told in ("worker-1hwfoot1", "serving", "waiting", "tokens/s", "hits"):
+        assert told in text
     for told in ("2 of 2 workers serve", "3/8", "20%", "50%", "25%", "123", "refused: unknown_model"):
         assert told in text
     assert "compute" in text
@@ -95,6 +97,6 @@ def test_rates_are_of_one_life_of_a_worker() -> None:
     assert rates.of(seen) == {}
     worker = seen["workers"][0]
     later = {**seen, "at": seen["at"] + 2.0, "workers": [{**worker, "generated_tokens": 700}]}
-    assert rates.of(later) == {"worker-0": 100.0}
+    assert rates.of(later) == {"worker-1hwfoot0": 100.0}
     reborn = {**later, "at": seen["at"] + 4.0, "workers": [{**worker, "incarnation": "two"}]}
     assert rates.of(reborn) == {}
