@@ -32,7 +32,7 @@ def simulate(values: dict[str, Any], console: Console) -> None:
     if not console.is_terminal:
         # a file has room for whole lines
         console.width = 160
-    console.print(table(_title(options, found.requests), found))
+    console.print(table(_title(options, found.requests), found, console.width))
     if options.output is not None:
         setup = options.model_dump(mode="json", exclude={"output", "plot"}) | {"trace": options.trace.name}
         _write(options.output, json.dumps(document(provenance(), setup, found), indent=1) + "\n")

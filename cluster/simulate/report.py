@@ -12,6 +12,8 @@ from .chart import Panel, Series, chart
 from .compare import Comparison
 from .outcome import Quantiles, Summary
 
+# between columns
+GAP = 3
 NOTES = (
     "ms: p50 / p90 / p99. cached: share of prompt tokens that caches supplied, and that against the oracle's "
     "(one LRU over all workers' memory) and against a cache without end. balance: requests present on the "
@@ -19,13 +21,16 @@ NOTES = (
 )
 
 
-def table(title: str, found: Comparison) -> Table:
-    """One row per run."""
+def table(title: str, found: Comparison, width: int) -> Table:
+    """One row per run, or one column where a terminal of `width` characters is too narrow for rows."""
+    lines = [[name, *(cell(run) for run in found.runs)] for name, cell in _columns(found)]
+    needed = sum(max(map(len, line)) + GAP for line in lines)
+    head, *rows = [list(row) for row in zip(*lines, strict=True)] if needed <= width else lines
     grid = Table(title=title, title_justify="left", caption=NOTES, caption_justify="left", box=SIMPLE_HEAD)
-    for name, _ in _columns(found):
+    for name in head:
         grid.add_column(name, justify="left" if name == "policy" else "right")
-    for run in found.runs:
-        grid.add_row(*(cell(run) for _, cell in _columns(found)))
+    for row in rows:
+        grid.add_row(*row)
     return grid
 
 

@@ -51,6 +51,16 @@ def test_table_json_and_plot(trace, tmp_path):
     assert ET.fromstring(plot.read_text()).tag.endswith("svg")
 
 
+def test_a_narrow_terminal_cuts_nothing(trace):
+    values = {"trace": trace, "policy": ["cost,least-load,dynamo"], "workers": 2}
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    simulate(values, console)
+    shown = console.file.getvalue()
+    assert "least-load" in shown
+    assert "of endless" in shown
+    assert "…" not in shown
+
+
 def test_rate_sets_the_pace(trace, tmp_path):
     output = tmp_path / "out.json"
     run(trace=trace, rate=6.0, output=output)
