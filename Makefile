@@ -25,13 +25,14 @@ serve: $(STAMP) ## start the server, e.g. make serve ARGS="--port 8123 --workers
 test: $(STAMP) ## run the tests, e.g. make test ARGS="tests/worker -k stop"
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: $(STAMP) ## format, types, import rules and spelling; what CI runs
+lint: $(STAMP) ## format, types, import rules, spelling, known vulnerabilities; what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/bandit --quiet --severity-level medium --configfile pyproject.toml --recursive cluster worker kernels
+	$(BIN)/python deploy/audit.py
 
 bench: $(STAMP) ## load a running server, e.g. make bench ARGS="--concurrency 1,8,32"
 	$(BIN)/decodefleet bench serve $(ARGS)
