@@ -9,7 +9,6 @@ Precedence: flag, then `DECODEFLEET_*`, then file, then default. Starts nothing 
 from __future__ import annotations
 
 import difflib
-import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,9 @@ from decodefleet.worker.config import (
 from decodefleet.worker.logs import LogFormat
 
 from .access.keyring import Keyring, UnusableKeys
+from .addresses import is_loopback, local_url
 from .autoscaling.config import ScalingOptions
+from .tls import TlsOptions, UnusableCertificate
 
 ENV_PREFIX = "DECODEFLEET_"
 
@@ -130,6 +131,7 @@ class ServeConfig(Frozen):
 
     fake: bool = _option(False, "Testing", "pretended workers that compute nothing", hidden=True)
 
+    tls: TlsOptions = TlsOptions()
     weights: ModelOptions = ModelOptions()
     cache: CacheConfig = CacheConfig()
     batch: BatchConfig = BatchConfig()
@@ -146,13 +148,15 @@ class ServeConfig(Frozen):
 
     @model_validator(mode="after")
     def _several_machines(self) -> Self:
-        if self.address is None and (self.data_host is None or _is_loopback(self.data_host)):
+        if self.address is None and (self.data_host is None or is_loopback(self.data_host)):
             return self
         setting = "address" if self.address is not None else "data_host"
         if self.cluster_secret is None:
             raise ValueError(f"{setting} spans machines: set {ENV_PREFIX}CLUSTER_SECRET on all of them")
         if self.redis_url is None:
             raise ValueError(f"{setting} spans machines: the private Redis does not, set redis_url")
+        if self.address is not None and self.tls.enabled:
+            raise ValueError("ssl_certfile: a cluster's proxies are its own, end TLS before them")
         return self
 
     def engine_config(self, folder: Path, served_name: str) -> EngineConfig:
@@ -176,8 +180,7 @@ class ServeConfig(Frozen):
     @property
     def url(self) -> str:
         """Where clients on this machine reach the server."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return local_url(self.host, self.port, tls=self.tls.enabled)
 
     def secret(self) -> str | None:
         return self.cluster_secret.get_secret_value() if self.cluster_secret else None
@@ -210,6 +213,7 @@ class _Group:
 
 
 _GROUPS = {
+    "tls": _Group("Server"),
     "weights": _Group("Model"),
     "cache": _Group("KV cache"),
     "batch": _Group("Batching"),
@@ -263,7 +267,7 @@ def load_config(
     config = _build(values, origins, known)
     if config.address is None:
         # elsewhere the file lies where the routers are
-        _check_keys(config)
+        _check_files(config)
     return LoadedConfig(config, origins)
 
 
@@ -384,17 +388,12 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _check_keys(config: ServeConfig) -> None:
+def _check_files(config: ServeConfig) -> None:
     try:
         Keyring(config.api_keys(), config.api_key_file)
     except UnusableKeys as error:
         raise ConfigError(f"api_key_file: {error}") from error
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        config.tls.pem()
+    except UnusableCertificate as error:
+        raise ConfigError(f"ssl_certfile: {error}") from error

@@ -1,9 +1,9 @@
 """Stands between Serve and HAProxy: Serve writes a configuration and runs this, which becomes HAProxy.
 
 Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, shows
-statistics to every network, and lets HAProxy end with its manager, all streams with it. None of that is an
-option of Serve's. Run as a script by `python -I -S`, for each start and reload: standard library only,
-nothing of ours.
+statistics to every network, speaks no TLS, and lets HAProxy end with its manager, all streams with it. None
+of that is an option of Serve's. Run as a script by `python -I -S`, for each start and reload: standard
+library only, nothing of ours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 # each has a file in the folder of pages, a whole HTTP response
 STATUSES = (502, 503, 504)
+# in the same folder: certificate and key, where the HTTP port speaks TLS
+CERTIFICATE = "certificate.pem"
 
 _ERROR_FILE = re.compile(r"^ *errorfile \d+ .*\n", re.MULTILINE)
 _BIND = re.compile(r"^frontend http_frontend\n *bind (\S+)", re.MULTILINE)
@@ -30,6 +32,8 @@ def main(arguments: Sequence[str]) -> None:
     binary, pages, *options = arguments
     file = Path(options[options.index("-f") + 1])
     text = narrowed(with_pages(file.read_text(), Path(pages)))
+    if (certificate := Path(pages, CERTIFICATE)).exists():
+        text = with_tls(text, certificate)
     last = file.with_suffix(".last")
     if "-sf" not in options:
         # a first start: a manager that replaces a killed one knows no router yet, but its predecessor did
@@ -65,6 +69,18 @@ def narrowed(text: str) -> str:
     host = served[1] if served is not None else "127.0.0.1"
     text = _STATISTICS.sub(r"\g<1>127.0.0.1:", text)
     return _METRICS.sub(lambda found: f"{found[1]}{host}:", text)
+
+
+def with_tls(text: str, certificate: Path) -> str:
+    """The configuration with TLS on the port of the API; that of metrics stays as it is.
+
+    HTTP/1.1 only, as without TLS. Exits where it finds no such port: nothing may be served in the clear then.
+    """
+    tls = f" ssl crt {certificate} ssl-min-ver TLSv1.2 alpn http/1.1"
+    text, found = _FRONTEND.subn(lambda bind: bind[0] + tls, text)
+    if not found:
+        sys.exit("no frontend of HTTP to speak TLS on")
+    return text
 
 
 def has_routers(text: str) -> bool:

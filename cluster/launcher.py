@@ -35,6 +35,7 @@ from .news import NewsReceiver
 from .processes import end_descendants, port_is_free, run_guarded
 from .startup_view import WorkersView, print_ready
 from .terminal import FileProgress, print_error
+from .tls import unverified
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class Launcher:
         if config.address is not None:
             local_ray.join(config.address, config.host, config.port)
         else:
-            local_ray.prepare(self._folder, config.drain_s)
+            local_ray.prepare(self._folder, config.drain_s, config.tls.pem())
             # each worker claims one CPU, and a machine may have fewer cores than it is told to run workers
             cpus = max(config.most_workers, len(os.sched_getaffinity(0)))
             local_ray.start(self._folder, cpus, config.host, config.port)
@@ -264,7 +265,9 @@ def _check_address(config: ServeConfig) -> None:
 
 def _answers(config: ServeConfig) -> bool:
     # a proxy named in the environment is for reaching other machines
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unverified())
+    )
     with contextlib.suppress(urllib.error.URLError, OSError):
         direct.open(f"{config.url}/ready", timeout=5).close()
         return True

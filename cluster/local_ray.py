@@ -27,13 +27,13 @@ LONGEST_STREAM_S = 7 * 24 * 3600
 ESSENTIAL = ("gcs_server", "raylet")
 
 
-def prepare(folder: Path, drain_s: float) -> None:
-    """Sets the environment of a private cluster that keeps its files in `folder`."""
-    os.environ.update(environment(folder, drain_s))
+def prepare(folder: Path, drain_s: float, pem: bytes | None = None) -> None:
+    """Sets the environment of a private cluster that keeps its files in `folder`; pem: see `http_proxy`."""
+    os.environ.update(environment(folder, drain_s, pem))
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
 
 
-def environment(folder: Path, drain_s: float) -> dict[str, str]:
+def environment(folder: Path, drain_s: float, pem: bytes | None = None) -> dict[str, str]:
     """What Ray and Serve shall find in the environment of a node that keeps its files in `folder`."""
     metrics, stats, http, grpc = free_ports(4)
     return {
@@ -42,7 +42,7 @@ def environment(folder: Path, drain_s: float) -> dict[str, str]:
         "RAY_enable_metrics_collection": "0",
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(http_proxy.prepare(folder)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(http_proxy.prepare(folder, pem)),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         # a router that leaves may close a connection in the moment HAProxy uses it again, and the client's
         # would end without a word; whoever got no byte has not been answered by anybody

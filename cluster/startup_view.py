@@ -96,7 +96,9 @@ def print_ready(console: Console, config: ServeConfig) -> None:
     else:
         path, asked = "completions", {"prompt": "The capital of France is"}
     body = {"model": config.served_model_name or config.model, **asked, "stream": True}
-    words = ["curl", "-N", f"{config.url}/v1/{path}", "-H", "Content-Type: application/json"]
+    # a certificate names the machine as others know it, this address is the machine's own
+    insecure = ["--insecure"] if config.tls.enabled else []
+    words = ["curl", "-N", *insecure, f"{config.url}/v1/{path}", "-H", "Content-Type: application/json"]
     if config.api_key or config.api_key_file:
         words += ["-H", "Authorization: Bearer KEY"]
     words += ["-d", msgspec.json.encode(body).decode()]

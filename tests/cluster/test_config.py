@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from certificates import make_certificate
 from pydantic import ValidationError
 
 from decodefleet.cluster.config import ConfigError, Option, ServeConfig, load_config, options
@@ -87,6 +88,7 @@ def sample(option: Option, folder: Path) -> Any:
     special: dict[str, Any] = {"api_key_file": str(keys), "api_key": "key", "gpu_memory_utilization": 0.5}
     special |= {"max_body_bytes": 4096, "host": "::", "otlp_traces_endpoint": "http://collector:4318"}
     special |= {"allowed_origins": "https://app.example"}
+    special |= {name: str(folder / file) for name, file in TLS_FILES.items()}
     choices = [
         value for part in typing.get_args(option.annotation) for value in typing.get_args(part) or [part]
     ]
@@ -99,19 +101,30 @@ def sample(option: Option, folder: Path) -> Any:
     return "text" if {str, Path} & {option.annotation, *choices} else 8
 
 
-# options that mean nothing without another
-NEEDED = {"attention_sinks": {"DECODEFLEET_WINDOW": "64"}}
+# as `make_certificate` names them
+TLS_FILES = {"ssl_certfile": "certificate.crt", "ssl_keyfile": "certificate.key"}
+
+
+def needed(name: str, folder: Path) -> dict[str, str]:
+    """In the environment, for an option that means nothing without another."""
+    if name in TLS_FILES:
+        (other,) = TLS_FILES.keys() - {name}
+        return {options()[other].env: str(folder / TLS_FILES[other])}
+    return {"DECODEFLEET_WINDOW": "64"} if name == "attention_sinks" else {}
+
+
 SEVERAL = ("api_key", "allowed_origins")
 
 
 @pytest.mark.parametrize("origin", ["flag", "env", "file"])
 def test_every_option_can_be_set_by_every_way(origin: str, tmp_path: Path) -> None:
+    make_certificate(tmp_path)
     base = {"DECODEFLEET_CLUSTER_SECRET": "s", "DECODEFLEET_REDIS_URL": "redis://r"}
     for name, option in options().items():
         if option.env_only or name == "redis_url":
             continue
         value = sample(option, tmp_path)
-        given = base | NEEDED.get(name, {})
+        given = base | needed(name, tmp_path)
         if origin == "flag":
             loaded = load_config({name: (value,) if name in SEVERAL else value}, None, given)
         elif origin == "env":
