@@ -105,6 +105,8 @@ def _views(
 def _reason(status: int, body: Any) -> str:
     if status == 401:
         return "it wants an API key (--api-key)"
+    if status == 403:
+        return "this key may not see the fleet; use an admin key (--api-key)"
     try:
         return str(body["error"]["message"])
     except (KeyError, TypeError):

@@ -90,7 +90,7 @@ export class Fleet {
     if (error.status === 401) {
       this.tell("warn", "needs an API key", "This server wants an API key: give one with the button above.");
     } else if (error.status === 403) {
-      this.tell("warn", "fleet not shown", "This key does not open the fleet's view; the playground may work all the same.");
+      this.tell("warn", "needs an admin key", "This key may not see the fleet; use an admin key. The playground works with it all the same.");
     } else {
       const old = this.now ? ` What is shown is from ${new Date(this.now * 1000).toLocaleTimeString()}.` : "";
       const what = error.name === "TimeoutError" ? "the server takes too long" : error.message;
