@@ -52,7 +52,13 @@ class SequenceText:
         self.emitted: list[int] = []
         self.done = False
         self._eos = eos_token_ids
-        self._text = TextStream(tokenizer, params, prompt=prompt, skip_special_tokens=skip_special_tokens)
+        self._text = TextStream(
+            tokenizer,
+            params,
+            prompt=prompt,
+            skip_special_tokens=skip_special_tokens,
+            account=params.logprobs is not None,
+        )
         self._unaccounted: deque[TokenLogprobs] = deque()
 
     def push(self, delta: TokenDelta) -> Piece:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 # a tokenizer's normaliser may make a text shorter, but hardly by more than this
 SHRINKS = 4
+# to hash no more than these takes less time than to hand them to a thread
+SHORT_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class TextService:
             hashes = extend_chain(root, tokens, self.card.block_size)
             return Prompt(tokens, pack_tokens(tokens), b"".join(hashes))
 
-        return await self._run(work)
+        return work() if len(tokens) <= SHORT_TOKENS else await self._run(work)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # megabytes of text would keep a thread busy for seconds, only to be refused after all

@@ -1,6 +1,7 @@
 """One DEALER towards one peer, on the event loop: sends never block, and its loss is an event.
 
-Knows frames and the life of a connection, not what messages mean.
+Knows frames and the life of a connection, not what messages mean. The socket is a plain one, read when its
+descriptor says so: futures of pyzmq's asyncio sockets would cost more than the messages.
 """
 
 from __future__ import annotations
@@ -54,50 +55,67 @@ class Connection(Generic[T]):
         self._on_message = on_message
         self._on_lost = on_lost
         self._closed = False
-        self._socket: Any = dealer(context, security, identity)
+        self._socket: Any = dealer(zmq.Context.shadow(context), security, identity)
+        self._descriptor: int = self._socket.fd
         # before connecting, or the events of connecting are missed
-        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _LOST)
+        events = f"inproc://events-{self._descriptor}"
+        self._socket.monitor(events, zmq.EVENT_HANDSHAKE_SUCCEEDED | _LOST)
+        self._monitor: Any = context.socket(zmq.PAIR)
+        self._monitor.connect(events)
         self._socket.connect(endpoint)
-        self._tasks = (asyncio.create_task(self._receive()), asyncio.create_task(self._watch()))
+        self._loop = asyncio.get_running_loop()
+        self._reading: asyncio.Handle | None = None
+        self._loop.add_reader(self._descriptor, self._read_soon)
+        self._watching = asyncio.create_task(self._watch())
 
     def send(self, message: msgspec.Struct) -> None:
         """Raises PeerUnreachable when the queue towards the peer is full or closed."""
         if self._closed:
             raise PeerUnreachable(full=False)
-        sent = self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
-        if sent.done() and sent.exception() is not None:
-            raise PeerUnreachable(full=True)
+        try:
+            self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            raise PeerUnreachable(full=True) from None
+        # sending may take the descriptor's sign for what has come meanwhile
+        self._read_soon()
 
     def close(self, linger_ms: int = 0) -> None:
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
+        self._loop.remove_reader(self._descriptor)
+        if self._reading is not None:
+            self._reading.cancel()
+        self._watching.cancel()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)
 
-    async def _receive(self) -> None:
+    def _read_soon(self) -> None:
+        if self._reading is None and not self._closed:
+            self._reading = self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """One message; those who consume it run before the next."""
+        self._reading = None
         try:
-            await self._receive_all()
+            self._take(self._socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return
         except Exception:
             log.exception("receiving failed")
             self._on_lost("receiving failed")
+        self._read_soon()
 
-    async def _receive_all(self) -> None:
-        while True:
-            frame = await self._socket.recv()
-            try:
-                message = self._codec.decode(frame)
-            except ProtocolError as error:
-                self.malformed += 1
-                if self.malformed & (self.malformed - 1) == 0:
-                    log.warning("malformed frame dropped (%d so far): %s", self.malformed, error)
-                continue
-            self._on_message(message)
-            # what is there already is received without waiting: let those run who consume it
-            await asyncio.sleep(0)
+    def _take(self, frame: bytes) -> None:
+        try:
+            message = self._codec.decode(frame)
+        except ProtocolError as error:
+            self.malformed += 1
+            if self.malformed & (self.malformed - 1) == 0:
+                log.warning("malformed frame dropped (%d so far): %s", self.malformed, error)
+            return
+        self._on_message(message)
 
     async def _watch(self) -> None:
         try:

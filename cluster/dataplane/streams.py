@@ -40,7 +40,7 @@ class TokenStream:
         self._limit = MAX_BUFFERED * len(sequences)
         self._deltas: list[TokenDelta] = []
         self._error: DataplaneError | None = None
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._send_abort = send_abort
         self._on_close = on_close
         self._closed = False
@@ -51,8 +51,8 @@ class TokenStream:
         while not self._deltas:
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -84,7 +84,7 @@ class TokenStream:
             self.fail(_given_up(delta))
             return
         self._deltas.append(delta)
-        self._news.set()
+        self._wake()
 
     def abandon(self, error: DataplaneError) -> None:
         """End the stream here and at the worker, at once: its consumer may be stuck for long."""
@@ -96,7 +96,11 @@ class TokenStream:
         """Ends the stream after what is buffered; the first error counts."""
         if self._error is None:
             self._error = error
-            self._news.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def _given_up(delta: TokenDelta) -> DataplaneError:

@@ -40,9 +40,13 @@ class TextStream:
         *,
         prompt: Sequence[int] = (),
         skip_special_tokens: bool = True,
+        account: bool = True,
     ) -> None:
+        """account: False where nobody asks for offsets, which may then be missing."""
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, after=prompt)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        # each token is looked at by itself only where its place in the text matters
+        self._whole = not (account or params.stop)
         self._include_stop = params.include_stop_str_in_output
         self._unchecked = params.min_tokens
         self._decoded = 0
@@ -64,10 +68,15 @@ class TextStream:
         """
         if self._ended:
             return TextDelta()
-        hidden = stop_token is not None and not self._include_stop
+        if stop_token is not None and not self._include_stop:
+            token_ids = token_ids[:-1]
+        if self._whole:
+            self._ended = finished
+            text = self._detokenizer.push(token_ids)
+            return TextDelta(text + self._detokenizer.finish() if finished else text)
         parts: list[str] = []
         match: str | None = None
-        for token in token_ids[:-1] if hidden else token_ids:
+        for token in token_ids:
             match = self._take(token, parts)
             if match is not None:
                 break

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +49,23 @@ def test_tokens_are_accounted_for_in_step_with_the_text(
         assert b"".join(map(byte_level.token_bytes, ids[:accounted])) == given_out.encode()
         for offset in delta.offsets:
             assert offset < len(given_out)
+
+
+@given(texts, st.integers(1, 5), st.booleans())
+def test_without_accounts_the_text_is_the_same(
+    byte_level: Tokenizer, text: str, size: int, stopped: bool
+) -> None:
+    ids = byte_level.encode(text)
+    plain = TextStream(byte_level, SamplingParams(), account=False)
+    accounting = make_stream(byte_level)
+    for start in range(0, len(ids), size):
+        part = ids[start : start + size]
+        assert plain.push(part).text == accounting.push(part).text
+    # ends inside a character, by a token that is not shown or not
+    last: dict[str, Any] = {"finished": True, "stop_token": 65 if stopped else None}
+    ending = [*byte_level.encode("你")[:-1], 65]
+    assert plain.push(ending, **last).text == accounting.push(ending, **last).text
+    assert plain.push(ids) == TextDelta()
 
 
 def test_offsets_are_where_tokens_begin(smollm2_tokenizer: Tokenizer) -> None:
