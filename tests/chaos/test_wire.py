@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
-from chaos_wire import HOST, Wire
+from chaos_wire import HOST, Wire, close_server
 
 
 @pytest.fixture
@@ -59,3 +61,25 @@ def test_an_end_that_closes_closes_the_other(ends: tuple[Wire, socket.socket, so
     _, near, far = ends
     far.close()
     assert near.recv(100) == b""
+
+
+def test_a_listener_that_ends_drops_no_connection_half_made() -> None:
+    async def accepted_while_closing() -> None:
+        ended = asyncio.Event()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+            ended.set()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()):
+            # accepted in the second turn of the loop, given its transport in the third
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await close_server(server)
+        await ended.wait()
+
+    asyncio.run(accepted_while_closing())
+    # a transport that nobody closed complains when it is collected
+    gc.collect()

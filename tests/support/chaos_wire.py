@@ -115,7 +115,7 @@ class Wire:
             self._connections.discard(connection)
             # nobody listens there any more; another process may, later
             if (server := self._servers.pop(port, None)) is not None:
-                server.close()
+                await close_server(server)
             return
         try:
             async with asyncio.TaskGroup() as both:
@@ -129,13 +129,21 @@ class Wire:
 
     async def _stop(self) -> None:
         for server in self._servers.values():
-            server.close()
+            await close_server(server)
         tasks = [*self._tasks, *([self._scanning] if self._scanning is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # transports are closed by callbacks
         await asyncio.sleep(0.05)
+
+
+async def close_server(server: asyncio.Server) -> None:
+    """What was accepted just now gets its transport first: a server that is closed between drops it open."""
+    for listener in server.sockets:
+        asyncio.get_running_loop().remove_reader(listener)
+    await asyncio.sleep(0)
+    server.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:
