@@ -30,11 +30,17 @@ import torch
 
 from decodefleet.kernels.cpu.arena import Arena
 
+# shows how work is shared out among workers
+SHARED = "shared prefixes"
 LOADS = {
     "1 stream": ("--concurrency", "1", "--requests", "6"),
     "8 streams": ("--concurrency", "8", "--requests", "32"),
     "32 streams": ("--concurrency", "32", "--requests", "96"),
     "prefill 2048": ("--concurrency", "1", "--requests", "5", "--input-len", "2048", "--output-len", "1"),
+    SHARED: (
+        *("--concurrency", "8", "--requests", "256", "--prefix-groups", "8", "--prefix-len", "1024"),
+        *("--input-len", "1088", "--output-len", "32"),
+    ),
 }
 # figure: where in a run's summary
 FIGURES: dict[str, tuple[str, ...]] = {
@@ -45,6 +51,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "TPOT p50 ms": ("tpot", "p50"),
     "TPOT p99 ms": ("tpot", "p99"),
     "ITL p99 ms": ("itl", "p99"),
+    "cached prompt tokens": ("cached_tokens",),
     "client's share of a core": ("client_cpu",),
 }
 START_LIMIT_S = 300
@@ -68,10 +75,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--server", action="append", type=Server.parse, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--load", action="append", choices=list(LOADS), help="default: all")
+    parser.add_argument(
+        "--load", action="append", choices=list(LOADS), help="default: all but shared prefixes"
+    )
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    loads = options.load or list(LOADS)
+    loads = options.load or [load for load in LOADS if load != SHARED]
     rounds: list[dict[str, Any]] = []
     for number in range(options.rounds):
         order = options.server if number % 2 == 0 else options.server[::-1]
