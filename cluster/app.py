@@ -48,6 +48,8 @@ SHUTDOWN_MARGIN_S = 15.0
 # a replaced router keeps its streams: they can go on at another worker, but not at another router
 ROUTER_DRAIN_S = 600.0
 CALLS = 100_000
+# a router that knows no model yet refuses all; where no worker comes up it has to start all the same
+INTRODUCTION_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ class RouterReplica:
         self._redis = connect(redis_url) if redis_url is not None else None
         self._limiter = Limiter(self._redis, routers=config.routers)
         self._router.start()
+        # requests come as soon as this returns
+        await self._router.introduce(INTRODUCTION_S)
         self._process = psutil.Process()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -50,9 +50,6 @@ def environment(folder: Path, drain_s: float, pem: bytes | None = None) -> dict[
         "RAY_SERVE_HAPROXY_RETRIES": "2",
         # each change of the routers reloads HAProxy, and no stream shall end for that, however long it is
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
-        # on a thread of its own each event of a stream would change loops, and no sender would learn that its
-        # client does not read
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # a dead HAProxy is replaced after three checks
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),

@@ -6,6 +6,7 @@ Owns the data-plane clients and the tokenizers; a request's life is `generation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import msgspec
 import zmq.asyncio
 from pydantic import Field
 
+from decodefleet.worker.assets.errors import ModelError
 from decodefleet.worker.config import Frozen
 from decodefleet.worker.protocol import ModelCard
 from decodefleet.worker.sampling_params import InvalidRequest, SamplingParams
@@ -103,6 +105,13 @@ class Router:
     def start(self) -> None:
         """Needs a running event loop."""
         self._scheduler.start()
+
+    async def introduce(self, limit_s: float) -> None:
+        """Until a model is known and its tokenizer loaded, for who is to answer at once; at most so long."""
+        with contextlib.suppress(TimeoutError, ModelError):
+            async with asyncio.timeout(limit_s):
+                await self._scheduler.introduced.wait()
+                await asyncio.gather(*(self.text(card) for card in self.models.values()))
 
     async def close(self) -> None:
         self._workers.close()

@@ -99,6 +99,8 @@ class SchedulerClient:
         self._newest_epoch = 0
         self._suspects: dict[Life, float] = {}
         self._lost = asyncio.Event()
+        # set once a model is known
+        self.introduced = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -274,6 +276,8 @@ class SchedulerClient:
         else:
             # one that has only just begun does not know all of them
             self._models |= models
+        if self._models:
+            self.introduced.set()
         self._ready = frozenset(welcome.ready)
         self._on_models(welcome.models)
         self._on_fenced(welcome.fenced)

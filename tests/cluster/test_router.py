@@ -263,3 +263,12 @@ async def test_what_does_not_fit_the_model_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         await scene.router.prepare("a", scene.card, prompt, SamplingParams(**params), Caller())
     assert caught.value.field == field
+
+
+async def test_a_router_is_introduced_once_it_knows_a_model(scene: Scene) -> None:
+    await scene.router.introduce(0.05)
+    assert not scene.router.models
+    introduced = asyncio.create_task(scene.router.introduce(30.0))
+    await scene.add_workers("w0")
+    await introduced
+    assert scene.router.ready == {scene.card.name}
