@@ -6,6 +6,7 @@ Pretended engines with steps that take time; Ray Serve starts and stops them as 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 import httpx
@@ -54,6 +55,9 @@ async def until_ranks(served: Served, count: int, limit_s: float = 150.0) -> flo
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    "DECODEFLEET_LONG" not in os.environ, reason="takes five minutes: DECODEFLEET_LONG=1 runs it"
+)
 @pytest.mark.timeout(600)
 async def test_one_three_one_none_and_back(served):
     async with httpx.AsyncClient(base_url=served.url, timeout=300, trust_env=False) as client:
