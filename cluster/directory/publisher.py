@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections import deque
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError, RedisError
@@ -91,6 +91,8 @@ class DirectoryPublisher:
         self._deltas = Backlog(MAX_DELTA_BYTES)
         self._events_seq: int | None = None
         self._connected = False
+        # one of its own: jitter must not disturb who relies on the order of the global one
+        self._random = Random()
         self._absence_noted = False
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -164,7 +166,7 @@ class DirectoryPublisher:
                     backoff = min(2 * backoff, _MAX_BACKOFF_S)
                     await self._let_go(client, withdraw=full)
                 # a fleet of workers must not come back all at once
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
         finally:
             await self._withdraw(client)
             await hang_up(client)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import compress
+from random import Random
 
 from redis.exceptions import ReadOnlyError, RedisError
 
@@ -57,6 +57,8 @@ class DirectoryReader:
         self._refresh_s = refresh_s
         self._followers: dict[Holder, _Follower] = {}
         self._connected = False
+        # one of its own: jitter must not disturb who relies on the order of the global one
+        self._random = Random()
         self._lag_s = 0.0
         self._refreshed = float("-inf")
         self._task: asyncio.Task[None] | None = None
@@ -98,7 +100,7 @@ class DirectoryReader:
                         backoff = _FIRST_BACKOFF_S
                     self._forget_positions()
                     await hang_up(client)
-                    await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                    await asyncio.sleep(backoff * self._random.uniform(0.5, 1.0))
                     backoff = min(2 * backoff, _MAX_BACKOFF_S)
         finally:
             self._connected = False
