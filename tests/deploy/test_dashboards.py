@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -75,15 +74,9 @@ def labels() -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    path = DEPLOY / "grafana" / "dashboards.py"
-    spec = importlib.util.spec_from_file_location("dashboards", path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up by name
-    sys.modules["dashboards"] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DEPLOY / "grafana"))
+        return importlib.import_module("dashboards")
 
 
 def dashboards() -> list[Path]:

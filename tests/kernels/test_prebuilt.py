@@ -44,7 +44,7 @@ def test_one_of_other_sources_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_what_is_built_ahead_is_found_and_computes(tmp_path: Path) -> None:
-    if native.library() is None or not processor_flags() >= OLD:
+    if native.library() is None or not OLD.issubset(processor_flags()):
         pytest.skip("needs a C++ compiler and an x86 processor with AVX2")
     best = next(level for level, needed in LEVELS.items() if needed <= processor_flags())
     made = native.prebuild(tmp_path, [best])
