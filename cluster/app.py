@@ -184,7 +184,7 @@ class RouterReplica:
         self._port = _own_port(config, self._router.metrics.text)
         redis_url = _redis_url(config)
         self._redis = connect(redis_url) if redis_url is not None else None
-        self._limiter = Limiter(self._redis, routers=config.routers)
+        self._limiter = Limiter(self._redis, routers=lambda: self._router.routers)
         self._router.start()
         # requests come as soon as this returns
         await self._router.introduce(INTRODUCTION_S)

@@ -104,7 +104,8 @@ def orphans_at(addresses: set[str]) -> Iterator[int]:
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             managed = Path("/proc", parent, "cmdline").read_bytes().startswith(b"ray::")
             config = Path(words[words.index("-f") + 1]).read_text()
-        except OSError:
+        except (OSError, ValueError, IndexError):
+            # gone meanwhile, or somebody else's with another command line
             continue
         if not managed and addresses & frontends(config):
             yield int(entry.name)

@@ -97,6 +97,11 @@ class Router:
         return self._scheduler.open_requests
 
     @property
+    def routers(self) -> int:
+        """How many there are, this one among them."""
+        return self._scheduler.routers
+
+    @property
     def ready(self) -> frozenset[str]:
         """Names of models of which some worker can generate, and whose tokenizer is loaded here."""
         loaded = {name for (name, _), task in self._texts.items() if task.done() and not _failed(task)}

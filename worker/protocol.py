@@ -169,7 +169,8 @@ class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
 class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     """epoch: grows with every scheduler. ready: names of models of which some worker can generate.
 
-    workers: those that take requests. fenced: workers whose streams must go on elsewhere.
+    workers: those that take requests. fenced: workers whose streams must go on elsewhere. routers: how many
+    there are, the one that is told among them.
     """
 
     epoch: int
@@ -177,6 +178,7 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     ready: tuple[str, ...] = ()
     workers: tuple[WorkerBrief, ...] = ()
     fenced: tuple[Fenced, ...] = ()
+    routers: int = 1
 
 
 class Place(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -45,7 +45,8 @@ def revoke(file: Path, what: str) -> int:
 
 def _is_meant(entry: Entry, what: str) -> bool:
     digest, grant = entry
-    by_hash = len(what) >= 8 and digest.hex().startswith(what.removeprefix("sha256:"))
+    beginning = what.removeprefix("sha256:")
+    by_hash = len(beginning) >= 8 and digest.hex().startswith(beginning)
     return digest == digest_of(what) or by_hash or grant.tenant == what
 
 

@@ -1,7 +1,8 @@
 """The keys that are accepted now: those given at the start, and those of a file that may change at any time.
 
 A file that was there and cannot be read any more, or holds nonsense, leaves the last good keys in force: a
-typing mistake locks nobody out, and lets nobody in. Knows no HTTP.
+typing mistake locks nobody out, and lets nobody in. One whose last key was taken out lets nobody in either.
+Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ class Keyring:
         self._clock = clock
         self._looked = clock()
         self._seen = _version(file)
-        self._grants = self._given | (_read(file) if file is not None else {})
+        self._grants = dict(self._given)
+        if file is not None:
+            read = _read(file)
+            if not read:
+                raise UnusableKeys(
+                    f"{file} holds no key: decodefleet keys new {file} --tenant NAME makes one"
+                )
+            self._grants |= read
 
     @property
     def open(self) -> bool:
@@ -84,13 +92,10 @@ def _version(file: Path | None) -> tuple[int, int, int] | None:
 
 def _read(file: Path) -> dict[bytes, Grant]:
     try:
-        grants = parse_file(file.read_text(encoding="utf-8"))
+        return parse_file(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UnusableKeys(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise UnusableKeys(f"{file} is not text in UTF-8") from None
     except InvalidKeyLine as error:
         raise UnusableKeys(f"{file}: {error}") from None
-    if not grants:
-        raise UnusableKeys(f"{file} holds no key; an empty file would open the API to everybody")
-    return grants

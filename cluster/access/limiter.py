@@ -51,10 +51,14 @@ class Draw:
 
 
 class Limiter:
-    """Used by one event loop. redis: a client of redis.asyncio, or None. routers: how many share the work."""
+    """Used by one event loop. redis: a client of redis.asyncio, or None. routers: how many there are now."""
 
     def __init__(
-        self, redis: Any = None, *, routers: int = 1, clock: Callable[[], float] = time.monotonic
+        self,
+        redis: Any = None,
+        *,
+        routers: Callable[[], int] = lambda: 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._script = redis.register_script(buckets.SCRIPT) if redis is not None else None
         self._routers = routers
@@ -67,7 +71,7 @@ class Limiter:
     async def admit(self, grant: Grant, prompt_tokens: int) -> Admitted:
         """Counts a request as running; what is answered has to be closed. Raises LimitReached."""
         tenant, at_once = grant.tenant, grant.max_concurrent
-        if at_once is not None and self._running[tenant] >= math.ceil(at_once / self._routers):
+        if at_once is not None and self._running[tenant] >= math.ceil(at_once / self._routers()):
             raise LimitReached("max_concurrent", at_once, 1.0)
         # counted before anything is waited for: others may come meanwhile
         self._running[tenant] += 1

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decodefleet.worker.sampling_params import InvalidRequest
 from decodefleet.worker.text.chat import ChatTemplateError
@@ -76,7 +77,7 @@ def build_app(
     app.include_router(_debug(front, keyring))
     for failure in FAILURES:
         app.add_exception_handler(failure, _answer_failure)
-    app.add_exception_handler(Exception, _answer_defect)
+    app.add_middleware(Defects)
     app.add_middleware(Hardened, allowed_origins=settings.allowed_origins)
     app.add_middleware(Observe, metrics=router.metrics, settings=settings, tracing=tracing)
     app.openapi = lambda: document(app, router.models.values())  # type: ignore[method-assign]
@@ -193,9 +194,33 @@ async def _answer_failure(request: Request, failure: Exception) -> Response:
     return _response(note_failure(request, failure))
 
 
-async def _answer_defect(request: Request, failure: Exception) -> Response:
-    log.error("an endpoint failed", exc_info=failure)
-    return _response(note_failure(request, failure))
+class Defects:
+    """ASGI middleware: an endpoint's defect is an answer, counted and dressed like all others.
+
+    Starlette's own handler of exceptions stands outside of every middleware.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except Exception as failure:
+            if scope["type"] != "http":
+                raise
+            log.error("an endpoint failed", exc_info=failure)
+            answer = _response(note_failure(Request(scope), failure))
+            if begun:
+                raise
+            await answer(scope, receive, send)
 
 
 def _from_http(request: Request, failure: HTTPException) -> ApiError:

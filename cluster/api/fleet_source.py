@@ -20,4 +20,4 @@ class FleetSource(Protocol):
         """Who holds which blocks; of a prompt, if the joined hashes of its full blocks are given."""
 
     async def overview(self, since: float) -> dict[str, Any]:
-        """The fleet as it is, and its recent past after this Unix time; see `observability.overview`."""
+        """The fleet as it is, and its recent past after this Unix time; see `scheduling.overview`."""

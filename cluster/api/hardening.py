@@ -31,8 +31,11 @@ class Hardened:
                 app,
                 allow_origins=allowed_origins,
                 allow_methods=["GET", "POST"],
-                allow_headers=["authorization", "content-type", "x-request-id", "traceparent"],
-                expose_headers=["x-request-id", "retry-after"],
+                allow_headers=[
+                    *("authorization", "content-type", "x-request-id", "x-session-id"),
+                    *("traceparent", "tracestate"),
+                ],
+                expose_headers=["x-request-id", "retry-after", "traceresponse"],
                 # keys travel in a header that scripts set, never in cookies
                 allow_credentials=False,
             )

@@ -33,7 +33,7 @@ class EventStream(Response):
     def __init__(
         self, events: AsyncGenerator[bytes, None], close: Callable[[], None], ping_s: float, stall_s: float
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"x-accel-buffering": "no"})
         # a stream's length is not known
         del self.headers["content-length"]
         self._events = events

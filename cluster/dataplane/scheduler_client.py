@@ -99,6 +99,8 @@ class SchedulerClient:
         self._newest_epoch = 0
         self._suspects: dict[Life, float] = {}
         self._lost = asyncio.Event()
+        # as far as the scheduler has heard of them
+        self.routers = 1
         # set once a model is known
         self.introduced = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -278,6 +280,7 @@ class SchedulerClient:
             self._models |= models
         if self._models:
             self.introduced.set()
+        self.routers = max(1, welcome.routers)
         self._ready = frozenset(welcome.ready)
         self._on_models(welcome.models)
         self._on_fenced(welcome.fenced)

@@ -156,7 +156,7 @@ class WorkerClients:
             worker.connection.send(submit)
         except PeerUnreachable as error:
             self._end(worker, key)
-            raise WorkerLost(f"worker {worker.worker_id}: {error}") from None
+            raise WorkerLost(f"worker {worker.worker_id}: {error}", reached=False) from None
         return stream
 
     def fence(self, fenced: Iterable[Fenced]) -> None:

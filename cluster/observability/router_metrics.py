@@ -143,7 +143,7 @@ class RouterMetrics:
         self.stand_ins = self._counter(
             "stand_ins", "Requests placed by the last snapshot, for want of a scheduler."
         )
-        self.migrations = self._counter("migrations", "Of them, those whose client had a part of the text.")
+        self.migrations = self._counter("migrations", "Retries whose client already had a part of the text.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts placed.", "model_name")
         self.cached_tokens = self._counter(
             "cached_tokens", "Prompt tokens that the prefix cache supplied.", "model_name"

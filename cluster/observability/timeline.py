@@ -1,7 +1,7 @@
 """What happened to one generation and when: its metrics are counted here, its log line and spans made of it.
 
-The router's `Generation` tells it each event; nothing here changes what a client gets. Times are monotonic
-seconds of this process; of the worker only durations are known, so that no two clocks are compared.
+The router's `Generation` tells it each event, and asks it for what usage and deadlines need. Times are
+monotonic seconds of this process; of the worker only durations are known, so that no two clocks are compared.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Routers:
         return [Outgoing(router_id, self._now(now))]
 
     def see(self, router_id: str, now: float) -> list[Outgoing]:
-        """A router that outlived a scheduler does not say Hello to the next: greet it all the same."""
+        """One that is heard of for the first time is greeted, whatever it said."""
         if router_id not in self._seen:
             return self.greet(router_id, now)
         self._seen[router_id] = now
@@ -62,7 +62,8 @@ class Routers:
         if welcome == self._welcome and lives == self._lives:
             return []
         self._welcome, self._lives = welcome, lives
-        return [Outgoing(router_id, self._now(now)) for router_id in self._seen]
+        message = self._now(now)
+        return [Outgoing(router_id, message) for router_id in self._seen]
 
     def _now(self, now: float) -> Welcome:
-        return msgspec.structs.replace(self._welcome, workers=self._briefs(now))
+        return msgspec.structs.replace(self._welcome, workers=self._briefs(now), routers=len(self._seen))

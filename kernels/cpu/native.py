@@ -153,7 +153,10 @@ def _build() -> Build:
     ready = prebuilt.find(_sources(), prebuilt.processor_flags())
     if ready is not None:
         level, path = ready
-        return Build(_load(path), f"native kernels, compiled ahead for {level}")
+        try:
+            return Build(_load(path), f"native kernels, compiled ahead for {level}")
+        except OSError as error:
+            log.warning("the CPU kernels that were compiled ahead do not load: %s", error)
     compiler = _compiler()
     if compiler is None:
         return Build(None, "plain torch, slower: no C++ compiler (g++ or clang++) was found")

@@ -115,12 +115,14 @@ class Gang:
 
         Raises RankLost where one is gone.
         """
-        heard = []
-        for number, _ in self._poll.poll(1000 * timeout_s):
-            words = self._answers[number].recv(MESSAGE_BYTES)
-            if not words:
-                raise RankLost("a rank of the model has ended")
-            heard.append(words)
+        heard: list[bytes] = []
+        while ready := self._poll.poll(1000 * timeout_s):
+            for number, _ in ready:
+                words = self._answers[number].recv(MESSAGE_BYTES)
+                if not words:
+                    raise RankLost("a rank of the model has ended")
+                heard.append(words)
+            timeout_s = 0.0
         return heard
 
     def close(self) -> None:

@@ -55,17 +55,18 @@ class Borrower:
 
     def offer(self, peer: Peer, names: Iterable[bytes]) -> None:
         """These blocks can be had from there, as far as is known."""
-        slots = self.tier.slots
+        tier = self.tier
         for name in names:
-            if slots.find(name) is not None:
-                slots.touch(name)
-                continue
-            reserved = slots.reserve(name)
-            if reserved is None:
-                return
-            entry, _ = reserved
+            entry = tier.slots.find(name)
+            if entry is not None:
+                tier.slots.touch(name)
+            else:
+                entry = tier.reserve(name)
+                if entry is None:
+                    return
+                tier.filled([entry], 0)
+            # the latest word counts: who had it before may be gone
             self._endpoints[entry.slot] = peer.endpoint
-            slots.fill(entry)
 
     def start(self, pieces: Sequence[Piece], done: Done) -> Future[Moved]:
         """Begin to fetch; as `Store.start`. What is asked for at once may come from several workers."""

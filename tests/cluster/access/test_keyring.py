@@ -73,7 +73,7 @@ def test_a_link_that_leads_elsewhere_is_a_change(file: Path, tmp_path: Path) -> 
     assert (tenant(ring, "one"), tenant(ring, "two")) == (None, "b")
 
 
-@pytest.mark.parametrize("broken", [b"sha256:zz tenant=a\n", b"\xff\xfe", b"\n# nothing\n", None])
+@pytest.mark.parametrize("broken", [b"sha256:zz tenant=a\n", b"\xff\xfe", None])
 def test_a_file_that_breaks_leaves_the_last_good_keys(
     file: Path, broken: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +110,7 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert [grant.tenant for _, grant in key_file.entries(file)] == ["a", "b", "b"]
     assert not any(key in file.read_text() for key in (first, second, third))
     assert key_file.revoke(file, "nobody") == 0
+    assert key_file.revoke(file, f"sha256:{key_file.entries(file)[0][0].hex()[:7]}") == 0
     assert key_file.revoke(file, first) == 1
     assert key_file.revoke(file, key_file.entries(file)[0][0].hex()[:8]) == 1
     assert tenant(Keyring([], file), third) == "b"
@@ -123,3 +124,12 @@ def test_comments_outlive_changes(tmp_path: Path) -> None:
     key_file.add(file, Grant(tenant="b"))
     key_file.revoke(file, "a")
     assert file.read_text().startswith("# of the search team\nsha256:")
+
+
+def test_who_was_revoked_last_stays_out(file: Path) -> None:
+    clock = Clock()
+    ring = Keyring([], file, clock)
+    assert key_file.revoke(file, "a") == 1
+    clock.now = 2.0
+    assert tenant(ring, "one") is None
+    assert not ring.open

@@ -112,7 +112,7 @@ async def test_a_refused_request_takes_nothing_of_the_other_limit(limiter: Limit
 
 async def test_routers_share_their_buckets(redis: Client) -> None:
     grant = Grant(tenant="a", requests_per_minute=4)
-    routers = [Limiter(redis, routers=2), Limiter(redis, routers=2)]
+    routers = [Limiter(redis), Limiter(redis)]
     got = [await refusal(routers[number % 2], grant) for number in range(6)]
     assert [found is None for found in got] == [True] * 4 + [False] * 2
 
@@ -170,3 +170,14 @@ def test_salts_of_two_tenants_never_meet(one: str, two: str, first: str, second:
     if (first, one) != (second, two):
         assert cache_salt(first, one) != cache_salt(second, two)
     assert cache_salt("", one) == one
+
+
+async def test_routers_share_what_may_run_at_once() -> None:
+    routers = 1
+    limiter, grant = Limiter(routers=lambda: routers), Grant(tenant="a", max_concurrent=3)
+    running = [await limiter.admit(grant, 1) for _ in range(2)]
+    routers = 2
+    with pytest.raises(LimitReached, match="max_concurrent"):
+        await limiter.admit(grant, 1)
+    running.pop().close(0)
+    await limiter.admit(grant, 1)
