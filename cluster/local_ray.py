@@ -30,7 +30,14 @@ ESSENTIAL = ("gcs_server", "raylet")
 def prepare(folder: Path, drain_s: float, pem: bytes | None = None) -> None:
     """Sets the environment of a private cluster that keeps its files in `folder`; pem: see `http_proxy`."""
     os.environ.update(environment(folder, drain_s, pem))
-    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    os.environ.update(
+        {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # on Linux as well: a node that joins no other is 127.0.0.1, and Ray's servers listen there only
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
+    )
 
 
 def environment(folder: Path, drain_s: float, pem: bytes | None = None) -> dict[str, str]:
@@ -83,7 +90,6 @@ def start(folder: Path, cpus: int, host: str, port: int) -> None:
         logging_level=logging.ERROR,
         configure_logging=False,
         object_store_memory=OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
         _temp_dir=str(folder / "ray"),
     )
     serve.start(http_options=HTTPOptions(host=host, port=port), proxy_location=ProxyLocation.HeadOnly)

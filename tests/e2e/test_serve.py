@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 import redis
@@ -155,6 +156,21 @@ def test_a_client_that_leaves_is_noticed_behind_the_proxy(served: Served, stream
         until(lambda: metric(served, "decodefleet_sequences_running") == 1)
     until(lambda: metric(served, "decodefleet_sequences_running") == 0)
     assert metric(served, aborted) == before + 1
+
+
+def test_beyond_this_machine_only_serve_listens_and_answers_nobody_without_rays_token(served: Served) -> None:
+    found = {(name, address) for name in served.census() for address in served.listening(name)}
+    assert {"raylet", "gcs", "controller", "proxy"} <= {name for name, _ in found}
+    reached = {(name, port) for name, (host, port) in found if host.removeprefix("::ffff:") != "127.0.0.1"}
+    # Serve's replicas let each other in by gRPC, at an address that no option changes
+    assert {name for name, _ in reached} == {"router", "scheduler", "supervisor"}
+    for _, port in reached:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for headers in ((), (("authorization", "Bearer " + "0" * 64),)):
+                call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+                with pytest.raises(grpc.RpcError) as refused:
+                    call(b"", metadata=headers, timeout=60)
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_redis_holds_the_directory(served: Served) -> None:

@@ -84,6 +84,15 @@ class Served:
             for role, words in ROLES.items()
         }
 
+    def listening(self, role: str) -> set[tuple[str, int]]:
+        """The TCP addresses at which the processes of a role take connections."""
+        return {
+            (connection.laddr.ip, connection.laddr.port)
+            for process in self.census()[role]
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+
     def stop(self) -> int:
         """As Ctrl-C does: SIGINT to the group, once."""
         self.descendants()
