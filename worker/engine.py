@@ -58,7 +58,7 @@ class Engine:
     ) -> None:
         """on_loss: told by another thread of the loss of a rank, after which no step can be computed.
 
-        peers: links to other workers, closed before this is; with several ranks there are none.
+        peers: links to other workers, closed with this; with several ranks there are none.
         """
         self._config = config
         self._model: LoadedModel = load(config, progress, on_loss)
@@ -115,9 +115,10 @@ class Engine:
         self._arrivals += 1
         self._requests[admitted.key] = admitted
         for seq in admitted.live:
-            if request.peer is not None:
-                self._kv.offer(seq, request.peer)
+            # the others share the blocks of the first
             if seq not in admitted.unborn:
+                if request.peer is not None:
+                    self._kv.offer(seq, request.peer)
                 self._batcher.add(seq)
         self._note_stats()
 

@@ -1,5 +1,8 @@
 """An engine that speaks the real protocol and keeps real block accounts, but computes nothing. Torch-free.
 
+Real are the accounts of the main pool: references, prefix hits, eviction, preemption, and the news of them.
+There is nothing below the pool: no tiers, and it neither lends blocks to peers nor fetches from them.
+
 For tests of everything around an engine. Its text is an echo: token p of a sequence is a pure function of
 (prompt, seed, index, p), so that resumed or moved sequences can be compared, and ends after one round of
 the prompt. Steps take the time that FakeConfig says.

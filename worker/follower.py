@@ -22,8 +22,9 @@ from .assets.checkpoint import read_config
 from .assets.errors import ModelError
 from .config import FollowerConfig
 from .engine_api import RankLost
+from .parallel.answers import MESSAGE_BYTES
 from .parallel.channel import Receiver
-from .parallel.gang import MESSAGE_BYTES, News
+from .parallel.gang import News
 from .parallel.orders import Order
 from .parallel.stores import StoreFollower
 from .runner.device import meet
@@ -88,6 +89,8 @@ def follow(rank: RankModel, orders: Receiver, store: StoreFollower) -> None:
                 store.open(rank.kv.slabs, numbers, arrays[0])
             case Order.CLEAR_STORE:
                 store.clear()
+            case Order.CLOSE_DISK:
+                store.close_disk()
             case Order.END:
                 return
         orders.release()

@@ -86,10 +86,11 @@ class WorkerServer:
             return 1
         finally:
             self._links.close()
-            if self.peers is not None:
-                self.peers.close()
             if engine is not None:
                 engine.close()
+            # an engine that was built has closed them
+            if self.peers is not None:
+                self.peers.close()
             if self._deadline is not None:
                 self._deadline.cancel()
         return 0

@@ -98,9 +98,17 @@ def bind(context: zmq.Context[Any], kind: int, endpoint: str, security: Security
 def connect(
     context: zmq.Context[Any], endpoint: str, security: Security | None, identity: str | None = None
 ) -> Any:
-    """A DEALER towards one peer; `identity` is how the peer's ROUTER names us."""
+    """A DEALER towards one peer; `identity` is how the peer's ROUTER names us.
+
+    Raises zmq.ZMQError where the endpoint is none.
+    """
     socket = dealer(context, security, identity)
-    socket.connect(endpoint)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError:
+        # a context waits for its sockets
+        socket.close()
+        raise
     return socket
 
 

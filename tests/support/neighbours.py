@@ -43,16 +43,17 @@ class Neighbour:
         return self.engine.stats().tiers["peer"].restored_blocks
 
     def close(self) -> None:
-        self.links.close()
         self.engine.close()
 
 
 @contextmanager
 def neighbours(folder: Path, count: int = 2, **options: Any) -> Iterator[list[Neighbour]]:
     made = [Neighbour(folder, **options) for _ in range(count)]
-    yield made
-    for each in made:
-        each.close()
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()
 
 
 def run_until_idle(each: Iterable[Neighbour]) -> dict[tuple[str, int], Outcome]:
@@ -92,10 +93,12 @@ def lying_peer(answer: Answer) -> Iterator[str]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    yield endpoint
-    over.set()
-    thread.join()
-    context.term()
+    try:
+        yield endpoint
+    finally:
+        over.set()
+        thread.join()
+        context.term()
 
 
 def slab_frame(fetch: Fetch, index: int, checksum: int | None) -> bytes:

@@ -68,6 +68,10 @@ class SecondRank:
         self.dispatch()
         self._store.clear()
 
+    def close_disk(self) -> None:
+        assert self._store is not None
+        self._store.close_disk()
+
     def close(self) -> None:
         if self._store is not None:
             self._store.close()

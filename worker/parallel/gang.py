@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -27,13 +26,13 @@ from decodefleet.kernels.ops import ExchangeMemory
 from ..assets.errors import ModelError
 from ..config import EngineConfig, FollowerConfig
 from ..engine_api import RankLost
+from .answers import MESSAGE_BYTES, AnswerReader
 from .channel import Array, Sender, make_memory
 from .orders import Order
 
 log = logging.getLogger(__name__)
 
 MODULE = "decodefleet.worker.follower"
-MESSAGE_BYTES = 1 << 16
 END_S = 3.0
 WATCH_S = 0.1
 
@@ -74,9 +73,7 @@ class Gang:
         self._on_loss = on_loss
         self._closing = threading.Event()
         self._sockets: list[socket.socket] = []
-        # what ranks have to say while they follow
-        self._answers: dict[int, socket.socket] = {}
-        self._poll = select.poll()
+        self._answers = AnswerReader()
         self._processes: list[subprocess.Popen[bytes]] = []
         memory = make_memory()
         try:
@@ -115,15 +112,7 @@ class Gang:
 
         Raises RankLost where one is gone.
         """
-        heard: list[bytes] = []
-        while ready := self._poll.poll(1000 * timeout_s):
-            for number, _ in ready:
-                words = self._answers[number].recv(MESSAGE_BYTES)
-                if not words:
-                    raise RankLost("a rank of the model has ended")
-                heard.append(words)
-            timeout_s = 0.0
-        return heard
+        return self._answers.hear(timeout_s)
 
     def close(self) -> None:
         """Returns when all have ended, of their own accord or not."""
@@ -139,8 +128,7 @@ class Gang:
         ours, theirs = _socket_pair()
         answers, their_answers = _socket_pair()
         self._sockets.append(ours)
-        self._answers[answers.fileno()] = answers
-        self._poll.register(answers, select.POLLIN)
+        self._answers.add(answers)
         with theirs, their_answers:
             told = theirs.fileno(), memory, their_answers.fileno()
             inherited = (*told, self._store, *(() if self.exchange is None else (self.exchange,)))
@@ -179,8 +167,9 @@ class Gang:
 
     def _end(self) -> None:
         deadline = time.monotonic() + END_S
-        for each in (*self._sockets, *self._answers.values()):
+        for each in self._sockets:
             each.close()
+        self._answers.close()
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 class Order(IntEnum):
     """ALLOCATE: followed by the blocks of the KV pool. STEP: by the numbers and arrays of a step. OPEN_STORE,
-    MOVE and CLEAR_STORE: see `stores.py`."""
+    MOVE, CLEAR_STORE and CLOSE_DISK: see `stores.py`."""
 
     ALLOCATE = 1
     RECORD = 2
@@ -17,3 +17,4 @@ class Order(IntEnum):
     OPEN_STORE = 6
     MOVE = 7
     CLEAR_STORE = 8
+    CLOSE_DISK = 9

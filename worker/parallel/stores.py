@@ -21,6 +21,7 @@ from ..kv.tiers.copies import Copies
 from ..kv.tiers.slab_file import SlabForm
 from ..kv.tiers.store import Kind, Moved, Outcome, Piece, Store
 from ..kv.tiers.store_opening import open_disk, open_store
+from .answers import AnswerSender
 from .channel import Array
 from .gang import Gang
 from .orders import Order
@@ -90,6 +91,9 @@ class GangStores:
         self.dispatch()
         self._gang.send([Order.CLEAR_STORE], [])
 
+    def close_disk(self) -> None:
+        self._gang.send([Order.CLOSE_DISK], [])
+
 
 class StoreFollower:
     """Another rank's end. rank, ranks: which of how many; answers: a socket to rank 0."""
@@ -98,7 +102,7 @@ class StoreFollower:
         self._folder = folder
         self._rank = rank
         self._ranks = ranks
-        self._answers = answers
+        self._answers = AnswerSender(answers)
         self._store: Store | None = None
 
     def open(self, slabs: Tensor, numbers: Rows[int], root: Array) -> None:
@@ -124,6 +128,10 @@ class StoreFollower:
     def clear(self) -> None:
         assert self._store is not None, "rank 0 clears nothing before stores are open"
         self._store.clear()
+
+    def close_disk(self) -> None:
+        assert self._store is not None, "rank 0 closes nothing before stores are open"
+        self._store.close_disk()
 
     def close(self) -> None:
         if self._store is not None:
@@ -152,7 +160,7 @@ def pack(moves: Rows[Move]) -> list[Array]:
 def unpack(arrays: Rows[Array]) -> list[Move]:
     heads, places, names = arrays
     pieces = iter(
-        Piece(block, host, file, name.tobytes(), bool(silent))
+        Piece(block, host, file, name=name.tobytes(), silent=bool(silent))
         for (block, host, file, silent), name in zip(places.tolist(), names, strict=True)
     )
     return [

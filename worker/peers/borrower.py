@@ -72,7 +72,7 @@ class Borrower:
         """Begin to fetch; as `Store.start`. What is asked for at once may come from several workers."""
         by_endpoint: dict[str, list[int]] = defaultdict(list)
         for index, piece in enumerate(pieces):
-            by_endpoint[self._endpoints[piece.file]].append(index)
+            by_endpoint[self._endpoints[piece.offer]].append(index)
         batch = _Batch(pieces, done)
         fence = self._copies.fence()
         for endpoint, indices in by_endpoint.items():
@@ -93,13 +93,15 @@ class Borrower:
         self, batch: _Batch, indices: Sequence[int], fence: Fence
     ) -> Callable[[int, memoryview | None], None]:
         def take(position: int, slab: memoryview | None) -> None:
-            index = indices[position]
-            arrived = slab is not None and len(slab) == self._copies.slab_bytes
-            if slab is not None and arrived:
-                stage = self._stage.slab(0)
-                np.copyto(stage.numpy(), np.frombuffer(slab, np.uint8))
-                self._copies.load([(batch.pieces[index].block, stage)], fence)
-            batch.settle(index, arrived=arrived)
+            index, arrived = indices[position], False
+            try:
+                if slab is not None and len(slab) == self._copies.slab_bytes:
+                    stage = self._stage.slab(0)
+                    np.copyto(stage.numpy(), np.frombuffer(slab, np.uint8))
+                    self._copies.load([(batch.pieces[index].block, stage)], fence)
+                    arrived = True
+            finally:
+                batch.settle(index, arrived=arrived)
 
         return take
 

@@ -7,6 +7,7 @@ engine's thread. Knows nothing of sequences, and of sockets only whom to answer.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ from ..kv.tiers.host_memory import HostMemory
 from ..kv.tiers.slots import Entry
 from ..kv.tiers.tier import Tier
 from .links import Asked, PeerLinks
+
+log = logging.getLogger(__name__)
 
 # blocks lent at once, unless a single request wants more
 MOST_BLOCKS = 64
@@ -118,6 +121,9 @@ class Lender:
                 if slab is not None:
                     self._pace(len(slab))
                 self._links.lend(loan.asked, index, slab)
+        except Exception:
+            # who asked for them gives up by itself
+            log.exception("KV blocks that another worker asked for could not be lent")
         finally:
             self._over.put(loan)
 

@@ -2,7 +2,8 @@
 
 Asking: each peer has a window of requests; one that says nothing for `patience_s` while it owes something has
 failed, and is asked no more for a while. Lending: what is asked is queued, up to a limit, for the thread that
-knows the blocks. Knows nothing of pools, engines and what a slab means.
+knows the blocks. Whatever fails, each block asked for is delivered once, in time or as None. Knows nothing of
+pools, engines and what a slab means.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import zmq
@@ -34,6 +35,7 @@ TICK_S = 0.1
 # a peer that nobody has asked for so long is hung up on
 IDLE_S = 60.0
 
+T = TypeVar("T")
 # hears each block that came, in the links' thread: index, and its slab or None
 Deliver = Callable[[int, memoryview | None], None]
 
@@ -63,7 +65,7 @@ class _Peer:
 
 
 class PeerLinks:
-    """`fetch` and `lend` may be called by any thread.
+    """`fetch` and `lend` may be called by any thread, after the end as well.
 
     on_asked: hears, in the links' thread, that `asked` has grown.
 
@@ -80,7 +82,7 @@ class PeerLinks:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.asked: deque[Asked] = deque()
-        self.corrupt = self.failures = 0
+        self.corrupt = 0
         self._security = security
         self._on_asked = on_asked
         self._patience_s = patience_s
@@ -95,6 +97,8 @@ class PeerLinks:
         self._inbox: deque[tuple[str, _Request]] = deque()
         self._outbox: deque[tuple[bytes, bytes, bytes | None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        # held while anything is handed to the thread, which takes nothing more once it closes
+        self._handing = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="worker-peers", daemon=True)
 
@@ -104,8 +108,8 @@ class PeerLinks:
     def fetch(self, endpoint: str, names: list[bytes], form: str, deliver: Deliver) -> None:
         """Ask for blocks; each is delivered once, in time or as None."""
         request = _Request(names, form, deliver, set(range(len(names))))
-        self._inbox.append((endpoint, request))
-        self._poke()
+        if not self._hand(self._inbox, (endpoint, request)):
+            self._miss(request)
 
     def lend(self, asked: Asked, index: int, slab: bytes | None) -> None:
         """Answer for one block; None: it is not to be had."""
@@ -113,39 +117,59 @@ class PeerLinks:
         answer = Slab(
             ticket=asked.fetch.ticket, index=index, checksum=None if slab is None else checksum(name, slab)
         )
-        self._outbox.append((asked.asker, self._answers.encode(answer), slab))
-        self._poke()
+        self._hand(self._outbox, (asked.asker, self._answers.encode(answer), slab))
 
     def close(self) -> None:
         """Ends the thread; what is still owed to us is delivered as None."""
-        self._closing = True
-        self._poke()
+        with self._handing:
+            if self._closing:
+                return
+            self._closing = True
+            os.eventfd_write(self._wake, 1)
         if self._thread.ident is None:
             self._hang_up()
         else:
             self._thread.join()
         os.close(self._wake)
 
-    def _poke(self) -> None:
-        os.eventfd_write(self._wake, 1)
+    def _hand(self, queue: deque[T], item: T) -> bool:
+        """False after the end. Until then the descriptor that wakes the thread is surely ours."""
+        with self._handing:
+            if not self._closing:
+                queue.append(item)
+                os.eventfd_write(self._wake, 1)
+            return not self._closing
 
     def _run(self) -> None:
         while not self._closing:
-            self._wait()
-            now = time.monotonic()
-            while self._inbox:
-                self._take(*self._inbox.popleft(), now)
-            for peer in self._peers.values():
-                self._read(peer, now)
-            self._hear_askers()
-            while self._outbox:
-                self._answer(*self._outbox.popleft())
-            self._judge(now)
+            try:
+                self._turn()
+            except Exception:
+                log.exception("KV blocks that were on their way are given up")
+                self._give_up()
+                # should it fail again at once, others get on meanwhile
+                time.sleep(TICK_S)
+        self._give_up()
+        self._hang_up()
+
+    def _turn(self) -> None:
+        self._wait()
+        now = time.monotonic()
+        while self._inbox:
+            self._take(*self._inbox.popleft(), now)
+        for peer in self._peers.values():
+            self._read(peer, now)
+        self._hear_askers()
+        while self._outbox:
+            self._answer(*self._outbox.popleft())
+        self._judge(now)
+
+    def _give_up(self) -> None:
+        """Deliver all that is owed to us as None."""
         while self._inbox:
             self._miss(self._inbox.popleft()[1])
         for endpoint in [*self._peers]:
             self._drop(endpoint)
-        self._hang_up()
 
     def _wait(self) -> None:
         poller = zmq.Poller()
@@ -160,7 +184,12 @@ class PeerLinks:
             self._miss(request)
             return
         if endpoint not in self._peers:
-            socket = connect(self._context, endpoint, self._security, uuid4().hex)
+            try:
+                socket = connect(self._context, endpoint, self._security, uuid4().hex)
+            except zmq.ZMQError as error:
+                self._shun(endpoint, f"cannot be connected to ({error})", now)
+                self._miss(request)
+                return
             self._peers[endpoint] = _Peer(socket, now)
         peer = self._peers[endpoint]
         if not peer.asked:
@@ -198,11 +227,10 @@ class PeerLinks:
         request = peer.asked.get(answer.ticket)
         if request is None or answer.index not in request.left:
             return
-        request.left.remove(answer.index)
         if slab is not None and answer.checksum != checksum(request.names[answer.index], slab):
             self.corrupt += 1
             slab = None
-        request.deliver(answer.index, slab)
+        self._deliver(request, answer.index, slab)
         if not request.left:
             del peer.asked[answer.ticket]
             self._ask(peer)
@@ -238,9 +266,7 @@ class PeerLinks:
     def _judge(self, now: float) -> None:
         for endpoint, peer in [*self._peers.items()]:
             if peer.asked and now - peer.heard > self._patience_s:
-                self.failures += 1
-                self._shunned[endpoint] = now + SHUNNED_S
-                log.warning("the worker at %s gives no KV blocks: not asked for %g s", endpoint, SHUNNED_S)
+                self._shun(endpoint, "gives no KV blocks", now)
                 self._drop(endpoint)
             elif not peer.asked and now - peer.heard > IDLE_S:
                 self._drop(endpoint)
@@ -254,7 +280,19 @@ class PeerLinks:
 
     def _miss(self, request: _Request) -> None:
         for index in sorted(request.left):
-            request.deliver(index, None)
+            self._deliver(request, index, None)
+
+    def _deliver(self, request: _Request, index: int, slab: memoryview | None) -> None:
+        """What its receiver does wrong is no fault of the peer's, and ends nobody else's blocks."""
+        request.left.discard(index)
+        try:
+            request.deliver(index, slab)
+        except Exception:
+            log.exception("a KV block that was fetched could not be taken in")
+
+    def _shun(self, endpoint: str, why: str, now: float) -> None:
+        self._shunned[endpoint] = now + SHUNNED_S
+        log.warning("the worker at %s %s: not asked for %g s", endpoint, why, SHUNNED_S)
 
     def _hang_up(self) -> None:
         self._lender.close()

@@ -21,7 +21,7 @@ class Peers:
     """host, read: as in `Lender`. root: of the chains of block hashes. gbps: rate of lending, and expected of
     fetching.
 
-    All methods belong to the engine's thread; `close` comes after that of the links.
+    All methods belong to the engine's thread. `close` ends the links as well.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Peers:
     ) -> None:
         form = slab_form(root, copies.slab_bytes, copies.device.type)
         bytes_per_s = gbps * 1e9 / 8
+        self._links = links
         self.borrower = Borrower(copies, links, form, bytes_per_s)
         self._lender = Lender(pool, copies, host, read, links, form, bytes_per_s)
 
@@ -67,5 +68,7 @@ class Peers:
         return self.borrower.stats(self._lender.lent_bytes)
 
     def close(self) -> None:
+        """In the order of who uses whom: lender, links, borrower's memory."""
         self._lender.close()
+        self._links.close()
         self.borrower.close()

@@ -32,7 +32,10 @@ from .step_arrays import StepArrays, pairs
 
 
 class ModelRunner:
-    """gang: the other ranks of the model, None for a model on one."""
+    """gang: the other ranks of the model, None for a model on one.
+
+    stores: where those keep KV blocks below the pool; None without other ranks.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class ModelRunner:
         self.rank = RankModel(config, info, max_len, ranks, progress)
         if gang is not None:
             gang.await_loaded()
+        self.stores = None if gang is None else GangStores(gang, self.rank.ranks.shard.size - 1)
         rows = config.batch.max_num_seqs
         self._tables = BlockTables(rows, self.rank.widths, self.block_size, self.groups)
         self._sampler = Sampler(self.device)
@@ -77,11 +81,6 @@ class ModelRunner:
     def block_bytes(self) -> int:
         """Bytes of one KV block across the layers of a group, on each rank."""
         return self.rank.layout.slab_bytes
-
-    @property
-    def stores(self) -> GangStores | None:
-        """Where the other ranks keep KV blocks below the pool; None without other ranks."""
-        return None if self._gang is None else GangStores(self._gang, self.rank.ranks.shard.size - 1)
 
     def allocate_kv(self, blocks: int) -> None:
         self._tell(Order.ALLOCATE, blocks)

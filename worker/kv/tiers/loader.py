@@ -180,9 +180,7 @@ class Loader:
         pieces = []
         for load, entry in zip(job.loads, job.entries, strict=True):
             load.job = job
-            piece = Piece(load.block, name=load.name)
-            in_memory = kind is Kind.LOAD
-            pieces.append(piece._replace(host=entry.slot) if in_memory else piece._replace(file=entry.slot))
+            pieces.append(_piece(kind, load, entry.slot))
         job.transfer = self._transfers.start(kind, pieces, partial(self._ended, job))
 
     def _ended(self, job: _Job, outcome: Outcome) -> None:
@@ -219,6 +217,16 @@ class Loader:
             if self._on_arrival is not None:
                 self._on_arrival(load.name, silent)
         self._pool.release([load.block])
+
+
+def _piece(kind: Kind, load: Load, source: int) -> Piece:
+    match kind:
+        case Kind.LOAD:
+            return Piece(load.block, host=source, name=load.name)
+        case Kind.READ:
+            return Piece(load.block, file=source, name=load.name)
+        case _:
+            return Piece(load.block, offer=source, name=load.name)
 
 
 class _Burst:

@@ -51,6 +51,9 @@ class OtherStores(Others, Protocol):
         Raises RankLost.
         """
 
+    def close_disk(self) -> None:
+        """Those that have a file do without it from now on."""
+
 
 @dataclass(frozen=True)
 class _Sizes:
@@ -157,6 +160,7 @@ def _open_others(others: OtherStores, store: Store, host_slots: int) -> None:
     error = others.open(host_slots, form, number)
     if error is not None:
         _leave_out(error)
+        others.close_disk()
         store.close_disk()
 
 

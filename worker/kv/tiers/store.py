@@ -37,11 +37,15 @@ class Kind(IntEnum):
 
 
 class Piece(NamedTuple):
-    """A block's way: those of its places that a kind of move is about. silent: as in `Entry`."""
+    """A block's way: those of its places that a kind of move is about. silent: as in `Entry`.
+
+    block: of the pool; host, file: slots there; offer: slot of what another worker is said to hold.
+    """
 
     block: int = 0
     host: int = 0
     file: int = 0
+    offer: int = 0
     name: bytes = b""
     silent: bool = False
 
@@ -130,7 +134,8 @@ class Store:
         self.close_disk()
 
     def _work(self, kind: Kind, pieces: Sequence[Piece]) -> tuple[Executor, Callable[[], list[bool]]]:
-        fence = self._copies.fence()
+        # what is written lies in host memory already, and waits for no step
+        fence = None if kind is Kind.WRITE else self._copies.fence()
         if kind is Kind.SAVE:
             return self._save, partial(self._copy, self._copies.save, pieces, fence)
         if kind is Kind.LOAD:

@@ -85,7 +85,10 @@ class KvTiers:
             self._tiers[0].keeps = any(tier.keeps for tier in self._public)
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Take in what has ended and start what there is room for; waits up to the timeout for something."""
+        """Take in what has ended and start what there is room for; waits up to the timeout for something.
+
+        Other ranks hear of it with what the plan begins (`dispatch`), or else with the next poll.
+        """
         began = time.perf_counter()
         lending = self._peers is not None and self._peers.busy
         self._transfers.poll(timeout_s)
@@ -96,7 +99,6 @@ class KvTiers:
             self._idle_s += time.perf_counter() - began
         self._loader.check_progress()
         self._saver.advance()
-        self._transfers.dispatch()
 
     def dispatch(self) -> None:
         """What a plan has begun, before its step is submitted."""
