@@ -16,6 +16,7 @@ from . import refusals
 from .chain import Chain
 from .decisions import Decision
 from .fleet import Member
+from .headroom import kept_free
 from .lengths import OutputLengths
 from .outgoing import Outgoing
 from .pace import Pace, turns_until
@@ -47,6 +48,7 @@ class Admission:
         waiter = self._waiter(key, request, now)
         if refused := self._never(waiter):
             return [self._refuse(waiter, refused, now)]
+        self.queue.share(request.model).asks(request.tenant, waiter.demand.n, now)
         if not self.queue.classes(request.model) and (answer := self._at_once(waiter, now)):
             return [answer]
         self.queue.push(waiter)
@@ -156,7 +158,6 @@ class Admission:
         serving = self._fleet.serving(place.model, now)
         if not serving:
             return None
-        self.queue.share(place.model).visits(place.tenant, now)
         answer = self._try(waiter, serving, now)
         if isinstance(answer, Outgoing):
             return answer
@@ -192,11 +193,11 @@ class Admission:
         allowed = self._allowed(waiter, serving, now)
         if not allowed:
             return "excluded"
-        over_share = self._over_share(waiter, now)
-        spare = self._config.tenant_headroom if over_share else 0.0
-        answer = self._placer.place(waiter, allowed, spare, now)
+        if self._stands_back(waiter, allowed, now):
+            return "over_share"
+        answer = self._placer.place(waiter, allowed, now)
         if answer is None:
-            return "over_share" if over_share else "no_room"
+            return "no_room" if self._claims(waiter, now) is None else "over_share"
         self.queue.remove(waiter.key)
         if isinstance(answer, Refused):
             return self._refuse(waiter, answer, now)
@@ -216,14 +217,27 @@ class Admission:
             if member.key.worker_id not in exclude or member.registered_at > waiter.arrived
         ]
 
-    def _over_share(self, waiter: Waiter, now: float) -> bool:
-        """Whether its tenant runs more than its part of all there is."""
+    def _stands_back(self, waiter: Waiter, allowed: Sequence[Member], now: float) -> bool:
+        """Whether what is free is kept for tenants with less than this one."""
+        config, model, n = self._config, waiter.place.model, waiter.demand.n
+        if not config.late_binding or not self.queue.share(model).shared(now):
+            return False
+        free = self._placer.free_sequences(allowed, waiter.demand)
+        places = free + self._placer.ledger.sequences(model).total()
+        if free - n >= round(config.tenant_headroom * places):
+            return False
+        claims = self._claims(waiter, now)
+        if claims is None:
+            return False
+        pace = self._pace.get(model)
+        interval_s = 0.0 if pace is None else pace.interval_s(now)
+        step_s = self._placer.step_s(allowed)
+        return free - n < kept_free(claims, step_s, interval_s, places, config.tenant_headroom)
+
+    def _claims(self, waiter: Waiter, now: float) -> float | None:
         place = waiter.place
         running = self._placer.ledger.sequences(place.model)
-        if not running:
-            return False
-        fraction = self.queue.share(place.model).fraction(place.tenant, now)
-        return running[place.tenant] > fraction * running.total()
+        return self.queue.share(place.model).claims(place.tenant, running, now)
 
     def _charge(self, held: Reservation) -> float:
         """Weighted tokens that a placement is expected to take."""

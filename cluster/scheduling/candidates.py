@@ -9,13 +9,11 @@ from decodefleet.worker.protocol import ModelCard
 from .view import NO_HIT, Demand, Hits, WorkerView
 
 
-def with_room(
-    views: Sequence[WorkerView], demand: Demand, hits: Hits, ahead_s: float, spare: float = 0.0
-) -> list[WorkerView]:
+def with_room(views: Sequence[WorkerView], demand: Demand, hits: Hits, ahead_s: float) -> list[WorkerView]:
     """Those where it need not queue for memory, nor behind more than `ahead_s` of prefill.
 
     None as long as all have that much to do. While some have not, one that has is among them where it holds
-    some of the prompt: its cost tells if that is worth the wait. spare: fraction of each to leave free.
+    some of the prompt: its cost tells if that is worth the wait.
     """
     found, begins_soon = [], False
     card: ModelCard | None = None
@@ -25,11 +23,11 @@ def with_room(
             needed = card.blocks_for(demand.prompt_tokens + demand.expected_tokens * demand.n, demand.n)
             least = card.blocks_for(demand.prompt_tokens + 1)
         seats, blocks, pool, start_s = view.room
-        fits = not spare and seats >= demand.n and blocks >= needed and pool >= least
+        fits = seats >= demand.n and blocks >= needed and pool >= least
         holds = bool(hits) and view.key in hits
-        # what it holds, or has to spare, has to be reckoned with
-        if not fits and (holds or spare):
-            fits = view.fits(demand, hits.get(view.key, NO_HIT), spare)
+        # what it holds takes no new room
+        if not fits and holds:
+            fits = view.fits(demand, hits.get(view.key, NO_HIT))
         if fits and (start_s <= ahead_s or holds):
             found.append(view)
             begins_soon = begins_soon or start_s <= ahead_s

@@ -37,10 +37,10 @@ class SchedulingConfig(BaseModel):
         description="what an output token counts in a tenant's share; an uncached prompt token is 1",
     )
     tenant_headroom: float = Field(
-        0.05,
+        0.1,
         ge=0,
         lt=1,
-        description="part of each worker that tenants beyond their share leave free while others are active",
+        description="most of the seats that tenants beyond their share leave free while others are active",
     )
     max_sessions: int = Field(
         65_536,

@@ -9,22 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import exp
 
-# whoever was served this long ago still counts among those who share
+# whoever asked this long ago still counts among those who share
 ACTIVE_S = 60.0
 _RECOUNT_S = 1.0
+# how often a tenant asks is a mean over so long
+_ASKING_S = 10.0
 # idle accounts kept at most; who is forgotten is lifted like a newcomer
 _KEPT = 4096
 
 
 @dataclass(slots=True)
 class Account:
-    """counter: weighted tokens served, divided by the tenant's weight; comparable between tenants only."""
+    """counter: weighted tokens served, divided by the tenant's weight; comparable between tenants only.
+
+    asking: sequences per second that it asked for, as of when it was seen last.
+    """
 
     weight: float
     counter: float = 0.0
     waiting: int = 0
     seen: float = 0.0
+    asking: float = 0.0
+
+    def rate(self, now: float) -> float:
+        return self.asking * exp((self.seen - now) / _ASKING_S)
 
 
 class FairShare:
@@ -34,7 +44,7 @@ class FairShare:
         self._weights = weights
         self._accounts: dict[str, Account] = {}
         self._floor = 0.0
-        self._active = 0.0
+        self._active: list[tuple[str, Account]] = []
         self._active_until = float("-inf")
 
     def __len__(self) -> int:
@@ -50,17 +60,17 @@ class FairShare:
     def weight(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0)
 
-    def visits(self, tenant: str, now: float) -> Account:
+    def asks(self, tenant: str, sequences: int, now: float) -> None:
         """The tenant asks for something."""
         account = self._account(tenant)
         if not account.waiting:
             account.counter = max(account.counter, self._floor)
+        account.asking = account.rate(now) + sequences / _ASKING_S
         account.seen = now
-        return account
 
-    def arrives(self, tenant: str, now: float) -> None:
-        """One more request of the tenant waits."""
-        self.visits(tenant, now).waiting += 1
+    def arrives(self, tenant: str) -> None:
+        """What it asked for has to wait."""
+        self._account(tenant).waiting += 1
 
     def leaves(self, tenant: str) -> None:
         """One of them waits no more, served or not."""
@@ -76,17 +86,26 @@ class FairShare:
         account = self._account(tenant)
         account.counter = max(0.0, account.counter + tokens / account.weight)
 
-    def fraction(self, tenant: str, now: float) -> float:
-        """The tenant's part of the whole, among those who wait or were active lately."""
-        if now >= self._active_until:
-            self._active_until = now + _RECOUNT_S
-            self._active = sum(
-                account.weight
-                for account in self._accounts.values()
-                if account.waiting or now - account.seen < ACTIVE_S
-            )
-        weight = self.weight(tenant)
-        return weight / max(self._active, weight)
+    def shared(self, now: float) -> bool:
+        """Whether there is more than one tenant, among those who wait or were active lately."""
+        return len(self._among(now)) > 1
+
+    def claims(self, tenant: str, running: Mapping[str, int], now: float) -> float | None:
+        """How many sequences a second are asked for by those who run less than a tenant, by weight.
+
+        None where the tenant runs no more than its max-min fair share: nobody's share is more than what he
+        runs, what he has waiting, and one more, and the others divide what that leaves. running: sequences
+        by tenant.
+        """
+        own = running.get(tenant, 0) / self.weight(tenant)
+        # if all were brought to the tenant's level, as far as they ask for it: what would be lacking
+        lacking = asked = 0.0
+        for name, account in self._among(now):
+            runs, level = running.get(name, 0), own * account.weight
+            lacking += min(runs + account.waiting + 1, level) - runs
+            if runs < level:
+                asked += account.rate(now)
+        return asked if lacking > 0 else None
 
     def forget_idle(self, now: float) -> None:
         """Drop who has been idle for long, and of the others that idle all but the latest.
@@ -98,6 +117,16 @@ class FairShare:
         for position, name in enumerate(idle):
             if position < surplus or now - self._accounts[name].seen >= ACTIVE_S:
                 del self._accounts[name]
+
+    def _among(self, now: float) -> list[tuple[str, Account]]:
+        if now >= self._active_until:
+            self._active_until = now + _RECOUNT_S
+            self._active = [
+                (name, account)
+                for name, account in self._accounts.items()
+                if account.waiting or now - account.seen < ACTIVE_S
+            ]
+        return self._active
 
     def _account(self, tenant: str) -> Account:
         account = self._accounts.get(tenant)

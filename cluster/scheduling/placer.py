@@ -53,18 +53,21 @@ class Placer:
         self._epoch = epoch
         self._rng = Random(seed)
 
-    def place(
-        self, waiter: Waiter, candidates: Sequence[Member], spare: float, now: float
-    ) -> Reservation | Refused | None:
-        """Pick and reserve; None when no worker can take the request now; refused when none can in time.
+    def free_sequences(self, candidates: Sequence[Member], demand: Demand) -> float:
+        """How many more sequences like a request's there is room for; infinite where nothing limits them."""
+        return sum(view.free_sequences(demand) for view in self._views(candidates))
 
-        spare: fraction of each worker to leave free.
-        """
+    def step_s(self, candidates: Sequence[Member]) -> float:
+        """Seconds of a decode step, on average."""
+        return sum(view.step_s for view in self._views(candidates)) / len(candidates)
+
+    def place(self, waiter: Waiter, candidates: Sequence[Member], now: float) -> Reservation | Refused | None:
+        """Pick and reserve; None when no worker can take the request now; refused when none can in time."""
         demand = waiter.demand
         hits = self.index.hits(waiter.chain)
-        views = [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in candidates]
+        views = self._views(candidates)
         if self.config.late_binding:
-            views = with_room(views, demand, hits, self.config.bind_ahead_s, spare)
+            views = with_room(views, demand, hits, self.config.bind_ahead_s)
         if not views:
             return None
         best = self.policy.choose(views, demand, hits, self._rng)
@@ -89,6 +92,9 @@ class Placer:
         )
         self.log.add(decision)
         return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now, lender)
+
+    def _views(self, members: Sequence[Member]) -> list[WorkerView]:
+        return [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in members]
 
     def _session_worker(
         self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits, best: WorkerView

@@ -135,7 +135,7 @@ class WaitQueue:
     def push(self, waiter: Waiter) -> None:
         self._all[waiter.key] = waiter
         self._counts[waiter.place.model] += 1
-        self.share(waiter.place.model).arrives(waiter.place.tenant, waiter.arrived)
+        self.share(waiter.place.model).arrives(waiter.place.tenant)
         tenants = self._models.setdefault(waiter.place.model, {}).setdefault(waiter.urgency, {})
         insort(tenants.setdefault(waiter.place.tenant, []), waiter, key=_rank)
 

@@ -164,7 +164,7 @@ class WorkerView:
     def rates(self) -> Rates:
         """Every placement asks every worker, and most workers have not changed since the last."""
         step, load = self.step_time, self.load
-        fixed = self.start_s + step.base + load.kv_tokens * step.kv_token + load.sequences * step.sequence
+        fixed = self.start_s + self.step_s
         return Rates(fixed, step.prefill_token, step.kv_token, step.sequence, load.sequences)
 
     @cached_property
@@ -201,24 +201,38 @@ class WorkerView:
         """Seconds of prefill before a new request's own."""
         return self.load.prefill_tokens * self.step_time.prefill_token
 
-    def fits(self, demand: Demand, hit: Hit, spare: float = 0.0) -> bool:
+    @property
+    def step_s(self) -> float:
+        """Seconds of a decode step of what runs here."""
+        step, load = self.step_time, self.load
+        return step.base + load.kv_tokens * step.kv_token + load.sequences * step.sequence
+
+    def free_sequences(self, demand: Demand) -> float:
+        """How many more like the request's there is room for, if nothing of them is cached."""
+        stats, load = self.stats, self.load
+        seats = _UNLIMITED if stats.max_running is None else stats.max_running - load.sequences
+        each = self.card.blocks_for(demand.prompt_tokens + demand.expected_tokens)
+        fitting = max(0, min(seats, self.headroom_blocks // each))
+        # see `fits`
+        return fitting if load.sequences else max(1, fitting)
+
+    def fits(self, demand: Demand, hit: Hit) -> bool:
         """Whether it could run at once, without queueing behind this worker's own memory.
 
         An idle worker takes any prompt that its pool holds at all, whatever is expected to follow, so that
-        no request waits for ever for room that no worker has. spare: fraction of the worker to leave free.
+        no request waits for ever for room that no worker has.
         """
         stats, sequences, card = self.stats, self.load.sequences, self.card
         if 0 < stats.total_blocks < card.blocks_for(demand.prompt_tokens + 1):
             return False
         if sequences == 0:
             return True
-        if stats.max_running is not None and sequences + demand.n > stats.max_running * (1 - spare):
+        if stats.max_running is not None and sequences + demand.n > stats.max_running:
             return False
         new_tokens = demand.prompt_tokens + demand.expected_tokens * demand.n
         if hit.gpu_blocks:
             new_tokens -= self._shared(demand, hit)
-        room = stats.total_blocks * (1 - spare) - self.load.blocks
-        return card.blocks_for(new_tokens, demand.n) <= room
+        return card.blocks_for(new_tokens, demand.n) <= self.headroom_blocks
 
     def _shared(self, demand: Demand, hit: Hit) -> int:
         """Prompt tokens that take no new memory: what comes from below the GPU does."""

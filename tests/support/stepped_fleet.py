@@ -1,7 +1,8 @@
 """The scheduler's core over workers that step in virtual time: load in, answers out, the same each time.
 
 A worker gives every sequence it has a token per step and takes in any number at once, as long as nobody
-queues. Small enough to be read beside a test; `cluster.simulate` is the real thing.
+queues. A seat that comes free at the end of a step is taken while the next one runs, and used by the one
+after that, as over sockets. Small enough to be read beside a test; `cluster.simulate` is the real thing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from decodefleet.worker.protocol import (
 )
 
 ROUTER = "router"
+TRANSFER_S = 0.001
 CARD = ModelCard(
     name="m",
     folder="/nowhere",
@@ -41,11 +43,12 @@ CARD = ModelCard(
 
 @dataclass
 class Answer:
-    """What became of a request; times are virtual. refused: why, if it was."""
+    """What became of a request; times are virtual. submitted: to a worker. refused: why, if it was."""
 
     asked: float
     tenant: str
     tokens: int
+    submitted: float = 0.0
     first: float | None = None
     ended: float | None = None
     refused: str | None = None
@@ -115,11 +118,13 @@ class SteppedFleet:
             max_new_tokens=answer.tokens,
             tenant=answer.tenant,
         )
-        self._take(self.core.place(place, ROUTER, answer.asked))
+        self._take(self.core.place(place, ROUTER, answer.asked), answer.asked)
 
     def _step(self, worker_id: str) -> None:
         for request_id in [*self.running[worker_id]]:
             answer = self.answers[request_id]
+            if answer.submitted > self.now - self.step_s:
+                continue
             if answer.first is None:
                 answer.first = self.now
                 self._take(self.core.started(Started(request_id=request_id), ROUTER, self.now))
@@ -132,10 +137,12 @@ class SteppedFleet:
         heartbeat = Heartbeat(worker_id=worker_id, incarnation="1", stats=self._stats(worker_id))
         self._take(self.core.heartbeat(heartbeat, self.now))
 
-    def _take(self, outgoing: Iterable[Outgoing]) -> None:
+    def _take(self, outgoing: Iterable[Outgoing], now: float | None = None) -> None:
+        """now: when it is sent; just after the step that has ended if not given."""
         for _, message in outgoing:
             if isinstance(message, Placement):
                 self.running[message.worker_id].append(message.request_id)
+                self.answers[message.request_id].submitted = self.now + TRANSFER_S if now is None else now
             elif isinstance(message, Refusal):
                 self.answers.pop(message.request_id).refused = message.reason
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from decodefleet.cluster.scheduling.view import WorkerKey
-from decodefleet.worker.protocol import Heartbeat, Refusal, Release, Started
+from decodefleet.worker.protocol import Heartbeat, Refusal, Release, Started, StepTime
 
 ROUTER = "router"
 
@@ -237,11 +237,50 @@ def test_tenant_beyond_its_share_leaves_room_for_others(make):
     release(scheduler, "first", 0.0)
     for number in range(40):
         scheduler.place(make.place(f"large-{number}", tenant="large"), ROUTER, 0.1)
-    assert len(scheduler.ledger) == 18
+    assert len(scheduler.ledger) == 19
     # those who wait do not hold up who has less than its share
     assert make.placed(scheduler.place(make.place("small-1", tenant="small"), ROUTER, 0.2))
-    assert make.placed(scheduler.place(make.place("small-2", tenant="small"), ROUTER, 0.2))
-    assert not make.placed(scheduler.place(make.place("small-3", tenant="small"), ROUTER, 0.2))
+    assert not make.placed(scheduler.place(make.place("small-2", tenant="small"), ROUTER, 0.2))
+    # what comes free is for those with less, then kept free for them
+    assert list(make.placed(release(scheduler, "large-0", 0.3))) == ["small-2"]
+    assert not make.placed(release(scheduler, "large-1", 0.3))
+    assert len(make.placed(release(scheduler, "large-2", 0.3))) == 1
+
+
+def test_as_much_is_left_free_as_those_with_less_ask_for(make):
+    """Ten a second are asked for, and seats come free once in 0.1 s: three and a chance of more."""
+    slow = StepTime(base=0.1, prefill_token=1e-6, kv_token=0.0, sequence=1e-6)
+    scheduler = make.scheduler(
+        1,
+        stats={"max_running": 200, "total_blocks": 9999, "free_blocks": 9999, "step_time": slow},
+        tenant_headroom=0.5,
+        router_timeout_s=1e9,
+        worker_timeout_s=1e9,
+    )
+    for number in range(300):
+        scheduler.place(make.place(f"s{number}", tenant="small"), ROUTER, number * 0.1)
+        release(scheduler, f"s{number}", number * 0.1)
+    for number in range(300):
+        scheduler.place(make.place(f"l{number}", tenant="large"), ROUTER, 30.0)
+    assert 200 - len(scheduler.ledger) in (4, 5)
+
+
+def test_who_was_here_before_and_left_takes_no_share(make):
+    """Two of three tenants run something: half is what each may have."""
+    scheduler = make.scheduler(1, stats={"max_running": 20}, bind_ahead_s=100)
+    scheduler.place(make.place("gone", tenant="gone"), ROUTER, 0.0)
+    release(scheduler, "gone", 0.0)
+    for number in range(40):
+        scheduler.place(make.place(f"large-{number}", tenant="large"), ROUTER, 0.1)
+    for number in range(9):
+        scheduler.place(make.place(f"small-{number}", tenant="small"), ROUTER, 0.2)
+        if number:
+            release(scheduler, f"large-{number}", 0.2)
+    running = Counter(held.tenant for held in scheduler.ledger)
+    assert running == {"large": 11, "small": 9}
+    # the last seat as well
+    release(scheduler, "large-0", 0.3)
+    assert make.placed(scheduler.place(make.place("small-9", tenant="small"), ROUTER, 0.3))
 
 
 def test_lone_tenant_leaves_nothing_free(make):

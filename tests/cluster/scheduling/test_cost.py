@@ -147,16 +147,15 @@ def test_added_up_costs_equal_the_formula(make, workers, demand):
 @given(
     st.lists(st.tuples(LOADS, HITS, SHAPES, st.integers(0, 80)), min_size=1, max_size=8),
     DEMANDS,
-    st.sampled_from([0.0, 0.1, 0.5]),
 )
-def test_candidates_are_those_that_fit_and_begin_soon(make, workers, demand, spare):
+def test_candidates_are_those_that_fit_and_begin_soon(make, workers, demand):
     views = [
         make.view(f"w{number}", load=load, card=make.card(**shape), max_running=seats or None)
         for number, (load, _, shape, seats) in enumerate(workers)
     ]
     hits = {view.key: hit for view, (_, hit, *_) in zip(views, workers, strict=True) if hit is not None}
-    fitting = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT), spare)]
+    fitting = [view for view in views if view.fits(demand, hits.get(view.key, NO_HIT))]
     expected = [view for view in fitting if view.start_s <= 1.0 or view.key in hits]
     if not any(view.start_s <= 1.0 for view in fitting):
         expected = []
-    assert with_room(views, demand, hits, 1.0, spare) == expected
+    assert with_room(views, demand, hits, 1.0) == expected
