@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .bench.options import BenchOptions
+from .commands import Commands
 from .config import LoadedConfig, options
 from .flags import Flag, flags_of, with_flags
 from .keys_cli import keys
@@ -29,16 +30,14 @@ EPILOG = (
     "that before the file."
 )
 
-app = typer.Typer(
+app = Commands(
     name="decodefleet",
     help="Serve large language models from a cluster of GPUs, or from one CPU.",
-    no_args_is_help=True,
     rich_markup_mode="rich",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-bench = typer.Typer(help="Measure servers, ours or others.", no_args_is_help=True)
+bench = Commands(help="Measure servers, ours or others.")
 app.add_typer(bench, name="bench")
 app.add_typer(keys, name="keys")
 
@@ -111,10 +110,15 @@ app.command("serve", epilog=EPILOG)(with_flags(_serve, _serve_flags()))
 def generate(
     prompt: Annotated[str, typer.Argument(help="what to answer")],
     model: Annotated[str, typer.Option(help="built-in name, folder, .gguf file, or hub id")] = "smollm2-135m",
-    max_tokens: Annotated[int, typer.Option(help="most tokens to generate", min=1)] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy", min=0.0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="keep the likeliest tokens of this total")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="makes sampling repeatable")] = None,
+    max_tokens: Annotated[int, typer.Option(help="most tokens to generate", min=1, metavar="<int>")] = 256,
+    temperature: Annotated[
+        float,
+        typer.Option(help="0 takes the likeliest token, larger is more varied", min=0.0, metavar="<float>"),
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="sample among the likeliest tokens whose probabilities sum up to this")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="makes sampling repeatable; random if not given")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="continue the text instead of answering in a chat")
     ] = False,
@@ -153,7 +157,10 @@ def _plan(
         str | None, typer.Argument(help="as for serve, or a bare config.json", show_default=False)
     ] = None,
     gpu_memory_gib: Annotated[
-        float | None, typer.Option(help="memory of one GPU; if not given this machine's", min=0.1)
+        float | None,
+        typer.Option(
+            help="memory of one GPU in GiB; this machine's if not given", min=0.1, metavar="<float>"
+        ),
     ] = None,
     **flags: Any,
 ) -> None:
@@ -179,7 +186,7 @@ app.command("config", epilog=EPILOG)(with_flags(_config, _serve_flags()))
 
 @app.command()
 def models(
-    json_: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """List the built-in models, and the architectures that can be served."""
     import json
@@ -237,19 +244,24 @@ def directory(
         str | None, typer.Option(help="a running server [dim]\\[default: http://127.0.0.1:8000][/dim]")
     ] = None,
     redis_url: Annotated[
-        str | None, typer.Option(help="ask Redis itself instead", envvar="DECODEFLEET_REDIS_URL")
+        str | None, typer.Option(help="ask Redis itself, without a server", envvar="DECODEFLEET_REDIS_URL")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="this model only")] = None,
-    prompt: Annotated[str | None, typer.Option(help="how much of this question's prefix each holds")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="the prompt is a text to continue, no question")] = False,
-    cache_salt: Annotated[str, typer.Option(help="of the prompt's request")] = "",
+    model: Annotated[str | None, typer.Option(help="show this model only")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="show how much of this question's prefix each worker holds")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="--prompt is a text to continue, not a question to answer")
+    ] = False,
+    cache_salt: Annotated[str, typer.Option(help="the cache_salt of requests with that prompt")] = "",
     request_id: Annotated[
-        str | None, typer.Option(help="what each held when this request was placed")
+        str | None, typer.Option(help="show what each worker held when this request was placed")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(help="where the server wants one", envvar="OPENAI_API_KEY")
+        str | None,
+        typer.Option(help="sent as bearer token, where the server wants one", envvar="OPENAI_API_KEY"),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """Show which worker holds which KV blocks: those of GPUs, of host memory, and on NVMe."""
     from .directory_view import Question, answer
@@ -264,13 +276,14 @@ def directory(
 
 @app.command()
 def top(
-    url: Annotated[str, typer.Option(help="the server's address")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="address of the server")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(help="where the server wants one", envvar="OPENAI_API_KEY")
+        str | None,
+        typer.Option(help="sent as bearer token, where the server wants one", envvar="OPENAI_API_KEY"),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="print it once")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="once, for programs")] = False,
-    interval: Annotated[float, typer.Option(help="seconds between looks", min=0.2)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print it once and exit")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="print it once as JSON")] = False,
+    interval: Annotated[float, typer.Option(help="seconds between looks", min=0.2, metavar="<float>")] = 2.0,
 ) -> None:
     """Show a running fleet: its workers, load and latencies, and why requests went where they went."""
     from .fleet_top import top as show

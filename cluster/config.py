@@ -55,17 +55,14 @@ class ServeConfig(Frozen):
     """A whole server: its front, its control plane, and the workers behind it."""
 
     model: str = _option(
-        "smollm2-135m",
-        "Model",
-        "built-in name, folder in Hugging Face form, .gguf file, or hub id",
-        min_length=1,
+        "smollm2-135m", "Model", "built-in name, Hugging Face folder, .gguf file, or hub id", min_length=1
     )
     served_model_name: str | None = _option(
         None, "Model", "name by which requests ask for the model; the model's own if not given"
     )
     revision: str | None = _option(None, "Model", "branch, tag or commit of a hub model")
     cache_dir: Path | None = _option(
-        None, "Model", "where downloaded and converted models are kept", env="DECODEFLEET_CACHE"
+        None, "Model", "folder of models; ~/.cache/decodefleet if not given", env="DECODEFLEET_CACHE"
     )
 
     host: str = _option("127.0.0.1", "Server", "address that the HTTP server listens on")
@@ -74,14 +71,12 @@ class ServeConfig(Frozen):
         (), "Server", "key that clients must present; several are allowed (in the environment: by commas)"
     )
     api_key_file: Path | None = _option(
-        None,
-        "Server",
-        "file of API keys, made by `decodefleet keys`, or with one bare key per line; may change",
+        None, "Server", "API keys made by `decodefleet keys`, or one per line; read again when it changes"
     )
     allowed_origins: tuple[str, ...] = _option(
         (), "Server", "origin whose pages may call the API from a browser; several are allowed, * is all"
     )
-    max_body_bytes: int = _option(16 << 20, "Server", "largest request body that is read", ge=1024)
+    max_body_bytes: int = _option(16 << 20, "Server", "largest request body in bytes", ge=1024)
     log_level: LogLevel = _option("info", "Server", "least severe message that is logged")
 
     log_format: LogFormat = _option("text", "Observability", "json writes each line as one JSON object")
@@ -100,7 +95,9 @@ class ServeConfig(Frozen):
     workers: int = _option(1, "Cluster", "number of model replicas", ge=1, le=1024)
     routers: int = _option(1, "Cluster", "number of router replicas", ge=1, le=256)
     policy: Literal["cost", "round-robin", "least-load", "prefix-only"] = _option(
-        "cost", "Cluster", "how the scheduler picks a worker"
+        "cost",
+        "Cluster",
+        "how a worker is picked: by predicted time, in turn, or by load or cached prefix alone",
     )
     max_queue: int = _option(1024, "Cluster", "requests that may wait for a worker before 429 is sent", ge=0)
     max_queue_wait_s: float = _option(

@@ -102,7 +102,7 @@ def _parameter(flag: Flag, name: str, text: str, *, hidden: bool) -> inspect.Par
         envvar=flag.env,
         show_default=False,
         show_envvar=flag.env is not None,
-        metavar={list[str]: "TEXT", bool: ""}.get(kind),
+        metavar="<name>" if get_origin(kind) is Literal else "<str>" if kind == list[str] else None,
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
@@ -114,8 +114,11 @@ def _negative(flag: Flag) -> str:
 
 
 def _help(flag: Flag) -> str:
-    shown = _shown(flag.default)
-    return escape(flag.help) + (f" [dim]\\[default: {escape(shown)}][/dim]" if shown else "")
+    kind, default = _parsed_as(flag.annotation), _shown(flag.default)
+    # in the column of types several names would leave no room for the text
+    notes = [", ".join(get_args(kind))] if get_origin(kind) is Literal else []
+    notes += [f"default: {default}"] if default else []
+    return escape(flag.help) + (f" [dim]\\[{escape('; '.join(notes))}][/dim]" if notes else "")
 
 
 def _shown(default: Any) -> str:

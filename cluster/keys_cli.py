@@ -9,23 +9,26 @@ import typer
 
 from .access.keyring import UnusableKeys
 from .access.keys import Grant
+from .commands import Commands
 
-keys = typer.Typer(help="Make, list and revoke API keys in a file.", no_args_is_help=True)
+keys = Commands(help="Make, list and revoke API keys in a file.")
 
 SHOWN_HEX = 12
-File = Annotated[Path, typer.Argument(help="file that --api-key-file names")]
+File = Annotated[Path, typer.Argument(help="the key file; serve is told of it by --api-key-file")]
 
 
 @keys.command()
 def new(
     file: File,
-    tenant: Annotated[str, typer.Option(help="whose it is; letters, digits, '.', '_' and '-'")],
-    requests_per_minute: Annotated[float | None, typer.Option(help="of the tenant")] = None,
+    tenant: Annotated[str, typer.Option(help="whose the key is; letters, digits, '.', '_' and '-'")],
+    requests_per_minute: Annotated[
+        float | None, typer.Option(help="most requests of the tenant in a minute; no limit if not given")
+    ] = None,
     tokens_per_minute: Annotated[
-        float | None, typer.Option(help="of the tenant, prompts and outputs together")
+        float | None, typer.Option(help="most tokens of the tenant in a minute, prompts and outputs together")
     ] = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(help="requests of the tenant at the same time")
+        int | None, typer.Option(help="most requests of the tenant at the same time")
     ] = None,
     priority: Annotated[int, typer.Option(help="most urgent that its requests may be; lower is sooner")] = 0,
     admin: Annotated[

@@ -13,10 +13,11 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -32,7 +33,7 @@ from . import local_ray
 from .config import ConfigError, LoadedConfig, ServeConfig
 from .embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
 from .news import NewsReceiver
-from .processes import end_descendants, port_is_free, run_guarded
+from .processes import end_descendants, port_is_free, run_guarded, tell_of_signal
 from .startup_view import WorkersView, print_ready
 from .terminal import FileProgress, print_error
 from .tls import unverified
@@ -43,6 +44,7 @@ APPLICATION = "decodefleet"
 POLL_S = 0.25
 STOPPED_AT_ONCE = 130
 START_AGAIN = 75
+UNSERVED_GRACE_S = 1.0
 
 
 class StartupFailed(RuntimeError):
@@ -69,7 +71,9 @@ def _serve_once(config: ServeConfig, console: Console) -> int:
     # short, and not below TMPDIR: the paths of Ray's sockets are limited to 107 characters
     folder = Path(tempfile.mkdtemp(prefix="decodefleet-", dir="/tmp"))
     code = run_guarded(lambda: Launcher(config, console, folder).run())
-    if code in (STOPPED_AT_ONCE, START_AGAIN) or not (folder / "ray").exists():
+    # one that ended at once had no time to show it again
+    console.show_cursor()
+    if code in (0, STOPPED_AT_ONCE, START_AGAIN) or not (folder / "ray").exists():
         shutil.rmtree(folder, ignore_errors=True)
     elif code != 0:
         console.print(f"logs are in {folder}", soft_wrap=True, highlight=False)
@@ -93,6 +97,7 @@ class Launcher:
     def run(self) -> int:
         detach_output(self._console, self._folder / "launcher.log")
         self._take_signals()
+        tell_of_signal(self._is_told_to_stop)
         failure: Exception | None = None
         try:
             self._serve()
@@ -107,16 +112,8 @@ class Launcher:
         if failure is not None:
             expected = isinstance(failure, ConfigError | ModelError | RedisUnavailable | StartupFailed)
             print_error(self._console, ("" if expected else f"{type(failure).__name__}: ") + str(failure))
-        elif self._application_runs:
-            self._console.print(
-                f"stopping; running requests have {self._config.drain_s:g} s to finish, Ctrl-C ends them now"
-            )
         self._stopping = True
         self._stop()
-        if failure is None:
-            # first what still writes into it
-            end_descendants()
-            shutil.rmtree(self._folder, ignore_errors=True)
         return 0 if failure is None else 1
 
     def _finish_without_ray(self, loss: str) -> int:
@@ -215,20 +212,34 @@ class Launcher:
         return status.status == "RUNNING" and _answers(config)
 
     def _stop(self) -> None:
-        steps: list[Callable[[], object]] = []
-        if self._application_runs:
-            limit_s = self._config.drain_s + 30
-            steps.append(lambda: local_ray.delete_application(APPLICATION, limit_s))
-        if self._ray_runs:
-            steps.append(local_ray.leave if self._config.address is not None else local_ray.stop)
-        if self._redis is not None:
-            steps.append(self._redis.stop)
-        for step in steps:
+        for step in self._steps_of_stopping():
             try:
                 step()
             except Exception:
                 # the rest has to be stopped all the same
                 log.exception("a part did not stop as it should")
+
+    def _steps_of_stopping(self) -> Iterator[Callable[[], object]]:
+        # before it was ready nobody was served, and what runs here descends from us: it is ended, not asked
+        is_asked = self._is_ready or self._config.address is not None
+        if self._application_runs and is_asked:
+            limit_s = self._config.drain_s + 30
+            yield lambda: local_ray.delete_application(APPLICATION, limit_s)
+        if self._ray_runs and is_asked:
+            yield local_ray.leave if self._config.address is not None else local_ray.stop
+        if self._redis is not None:
+            yield self._redis.stop
+        if not is_asked:
+            yield lambda: end_descendants(UNSERVED_GRACE_S)
+
+    def _is_told_to_stop(self) -> None:
+        """In a thread, when the first signal comes."""
+        drain = f"; running requests have {self._config.drain_s:g} s to finish, Ctrl-C ends them now"
+        self._console.print("stopping" + (drain if self._is_ready else ""))
+        if not self._is_ready and self._config.address is None:
+            # the start of Ray takes no notice of signals for seconds; the guardian ends what is left
+            time.sleep(UNSERVED_GRACE_S)
+            os._exit(0)
 
     def _take_signals(self) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):

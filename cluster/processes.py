@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
@@ -55,6 +56,23 @@ def run_guarded(main: Callable[[], int]) -> int:
     code = _wait_for(child)
     end_descendants()
     return code
+
+
+def tell_of_signal(tell: Callable[[], None]) -> None:
+    """Calls `tell` in a thread when the first handled signal comes: at once, whereas Python runs handlers
+    only when the main thread is back from whatever native code it is in.
+    """
+    waiting, telling = socket.socketpair()
+    telling.setblocking(False)
+    # whoever is told has no time to read what else comes
+    signal.set_wakeup_fd(telling.detach(), warn_on_full_buffer=False)
+
+    def wait() -> None:
+        with waiting:
+            if waiting.recv(1):
+                tell()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 def end_descendants(grace_s: float = GRACE_S) -> int:

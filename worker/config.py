@@ -27,9 +27,11 @@ class Frozen(BaseModel):
 class ModelOptions(Frozen):
     """How weights are read and computed with, whichever they are."""
 
-    dtype: Dtype = Field("auto", description="of weights and activations; auto takes the checkpoint's")
+    dtype: Dtype = Field(
+        "auto", description="number format of weights and activations; auto is the checkpoint's"
+    )
     quantization: Literal["none", "int8"] = Field(
-        "none", description="of the weights of linear layers; int8 rounds them at load, a scale per output"
+        "none", description="int8 rounds the weights of linear layers at load, with a scale per output"
     )
     max_model_len: int | None = Field(
         None, ge=1, description="most tokens of prompt plus output; the model's own limit if not given"
@@ -62,7 +64,7 @@ class CacheConfig(Frozen):
         1.0, gt=0, description="size of the block pool where there is no GPU, in GiB"
     )
     kv_cache_dtype: KvCacheDtype = Field(
-        "auto", description="of cached K and V, a scale per token and head; auto is the model's, unscaled"
+        "auto", description="number format of cached K and V; fp8 and int8 hold nearly twice as many tokens"
     )
     window: int | None = Field(
         None,
@@ -127,7 +129,7 @@ class BatchConfig(Frozen):
     itl_target_ms: float = Field(
         75.0,
         ge=0,
-        description="prefill beside decodes is cut for steps to take no longer, or to half of them; 0: off",
+        description="longest a step should take: prefill beside decodes is cut to fit; 0 never cuts",
     )
     max_waiting: int = Field(1024, ge=1, description="requests that may wait in the worker before it refuses")
 

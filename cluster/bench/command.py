@@ -13,7 +13,7 @@ from rich.console import Console
 from .bench import Result, run
 from .machine import provenance
 from .options import BenchError, BenchOptions
-from .progress import Bars
+from .progress import progress
 from .report import document, run_document, table
 
 
@@ -26,8 +26,8 @@ def bench_serve(values: dict[str, Any], console: Console) -> int:
     if options.output is not None:
         # found out before the benchmark rather than after it
         _writable(options.output)
-    with Bars(console) as bars:
-        result = run(options, bars)
+    with progress(console) as observe:
+        result = run(options, observe)
     title = options.label or f"{result.model} at {options.url}"
     console.print(table(title, [summary for summary, _ in result.runs]))
     console.print(f"[dim]the same prompts again: --seed {result.seed}[/]")

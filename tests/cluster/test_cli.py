@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,34 @@ def test_help_names_every_command(run) -> None:
     for arguments in (["--help"], []):
         out = run(*arguments).out
         assert all(name in out for name in ("serve", "generate", "plan", "bench", "config", "--version"))
+
+
+COMMANDS = (
+    "serve",
+    "generate",
+    "plan",
+    "config",
+    "models",
+    "simulate",
+    "directory",
+    "top",
+    "drain-node",
+    "bench serve",
+    "bench kernels",
+    "keys new",
+    "keys list",
+    "keys revoke",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_terminal_and_shows_no_type_of_a_switch(run, command: str) -> None:
+    out = run(*command.split(), "--help").out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "…" not in out
+    assert "bool" not in out
+    # of a choice the names stand in the text, where they may break at spaces
+    assert not re.search(r"<[a-z0-9]+\|", out)
 
 
 def test_version(run) -> None:

@@ -86,4 +86,5 @@ def test_help_fits_a_terminal_and_shows_defaults() -> None:
     assert "[default: 0.5]" in output
     assert "--no-caching" in output
     assert "turn off: keep things" in output
+    assert "[big, small; default: big]" in output
     assert "secret" not in output

@@ -105,3 +105,24 @@ def test_a_port_that_is_listened_on_is_not_free() -> None:
 def test_an_address_of_another_machine_is_an_error() -> None:
     with pytest.raises(OSError, match="assign"):
         port_is_free("203.0.113.1", 8000)
+
+
+DEAF = """
+import hashlib, signal, sys
+from decodefleet.cluster.processes import tell_of_signal
+
+signal.signal(signal.SIGINT, lambda *_: print("handled", flush=True))
+tell_of_signal(lambda: print("told", flush=True))
+print("working", flush=True)
+# native code that looks at no signal
+hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000_000)
+"""
+
+
+def test_a_signal_is_told_while_native_code_runs() -> None:
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True) as deaf:
+        assert deaf.stdout is not None
+        assert deaf.stdout.readline() == "working\n"
+        deaf.send_signal(signal.SIGINT)
+        assert deaf.stdout.readline() == "told\n"
+        deaf.kill()

@@ -218,3 +218,14 @@ def test_ctrl_c_lets_streams_finish_and_leaves_no_process(served: Served) -> Non
     assert not Path(folder[1]).exists()
     assert port_is_free("127.0.0.1", served.port)
     assert "Traceback" not in served.log.read_text()
+
+
+def test_ctrl_c_while_it_starts_is_told_and_leaves_nothing(smollm2: Path, tmp_path: Path) -> None:
+    starting = Served(tmp_path / "log", str(smollm2), "--fake")
+    until(lambda: starting.census()["gcs"])
+    folder = re.search(r"logs: (\S+)", starting.log.read_text())
+    assert folder is not None
+    assert starting.stop() == 0, starting.log.read_text()
+    assert "stopping" in starting.log.read_text()
+    assert not [process for process in starting.seen.values() if process.is_running()]
+    assert not Path(folder[1]).exists()

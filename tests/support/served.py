@@ -19,6 +19,7 @@ import psutil
 from decodefleet.cluster.processes import free_ports
 
 COMMAND = [sys.executable, "-c", "from decodefleet.cluster.cli import main; main()"]
+FOR_TESTS = ("DECODEFLEET_LONG", "DECODEFLEET_TEST_")
 ROLES = {
     "rank": "-m decodefleet.worker.rank",
     "follower": "-m decodefleet.worker.follower",
@@ -46,7 +47,7 @@ class Served:
             self.process = subprocess.Popen(
                 command,
                 # behind a proxy, as many a machine is: nothing of ours may ask it for this machine
-                env=os.environ | {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""} | (env or {}),
+                env=_environment() | {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""} | (env or {}),
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
@@ -98,6 +99,11 @@ class Served:
         self.descendants()
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what tells the tests something, which the server would refuse as a misspelt option."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(FOR_TESTS)}
 
 
 def command_line(process: psutil.Process) -> str:
