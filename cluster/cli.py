@@ -384,13 +384,13 @@ def _explain(error: Exception) -> None:
 
     from .bench.options import BenchError
     from .config import ConfigError
+    from .debug_client import ServerUnavailable
     from .directory.survey import DirectoryUnavailable
-    from .fleet_top import FleetUnavailable
     from .simulate.options import SimulateError
     from .terminal import print_error
 
     console = _console(stderr=True)
-    ours = ConfigError | ModelError | BenchError | SimulateError | DirectoryUnavailable | FleetUnavailable
+    ours = ConfigError | ModelError | BenchError | SimulateError | DirectoryUnavailable | ServerUnavailable
     if isinstance(error, ours | InvalidRequest | ChatTemplateError):
         print_error(console, str(error))
         return

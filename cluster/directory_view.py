@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
 import msgspec
 from rich.table import Table
 
 from decodefleet.worker.kv.hashing import extend_chain, request_root
 from decodefleet.worker.text.tokenizer import Tokenizer
 
+from .debug_client import DebugClient, ServerUnavailable
 from .directory.holdings import Holding, Holdings
 from .directory.keys import TIERS
 from .directory.survey import Chains, DirectoryUnavailable, survey
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-TIMEOUT_S = 30.0
+ELSEWHERE = "--url names another, --redis-url Redis itself"
 REDIS = ("lease", "last change", "in Redis")
 
 
@@ -46,19 +46,19 @@ class Answer(Protocol):
 
 
 def answer(question: Question) -> Answer:
-    """Raises DirectoryUnavailable where nobody answers."""
+    """Raises ServerUnavailable or DirectoryUnavailable where nobody answers."""
     if question.request_id is not None:
         return PlacedThen(_ask(question, "/debug/placements", params={"request_id": question.request_id}))
     if question.redis_url is not None and question.url is None:
         hashes = None if question.prompt is None else lambda chains: _hashes(question, chains)
         return HeldNow(asyncio.run(survey(question.redis_url, question.model, hashes)))
     if question.prompt is None:
-        found = msgspec.convert(_ask(question, "/debug/directory"), Holdings)
+        found = _holdings(_ask(question, "/debug/directory"))
         if question.model is not None:
             mine = [holder for holder in found.holders if holder.model == question.model]
             found = msgspec.structs.replace(found, holders=mine)
         return HeldNow(found)
-    return HeldNow(msgspec.convert(_ask(question, "/debug/directory", body=_body(question)), Holdings))
+    return HeldNow(_holdings(_ask(question, "/debug/directory", body=_body(question))))
 
 
 class HeldNow:
@@ -173,28 +173,15 @@ def _body(question: Question) -> dict[str, Any]:
 def _ask(
     question: Question, path: str, *, params: dict[str, str] | None = None, body: dict[str, Any] | None = None
 ) -> Any:
-    url = (question.url or DEFAULT_URL).rstrip("/")
-    headers = {"Authorization": f"Bearer {question.api_key}"} if question.api_key else {}
+    with DebugClient(question.url or DEFAULT_URL, question.api_key, ELSEWHERE) as client:
+        return client.ask(path, params=params, body=body)
+
+
+def _holdings(document: Any) -> Holdings:
     try:
-        reply = httpx.request(
-            "GET" if body is None else "POST",
-            url + path,
-            params=params,
-            json=body,
-            headers=headers,
-            timeout=TIMEOUT_S,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise DirectoryUnavailable(
-            f"no server answers at {url} ({error}); name one with --url, or Redis with --redis-url"
-        ) from error
-    if reply.is_success:
-        return reply.json()
-    try:
-        message = reply.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = reply.text[:200]
-    raise DirectoryUnavailable(f"{url} answers {reply.status_code}: {message}")
+        return msgspec.convert(document, Holdings)
+    except msgspec.ValidationError as error:
+        raise ServerUnavailable(f"the server says what this version does not know: {error}") from None
 
 
 def _hashes(question: Question, chains: Chains) -> tuple[list[bytes], int]:

@@ -1,9 +1,9 @@
 """Stands between Serve and HAProxy: Serve writes a configuration and runs this, which becomes HAProxy.
 
 Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, shows
-statistics to every network, speaks no TLS, and lets HAProxy end with its manager, all streams with it. None
-of that is an option of Serve's. Run as a script by `python -I -S`, for each start and reload: standard
-library only, nothing of ours.
+statistics to every network, speaks no TLS, waits an hour for a request's head, and lets HAProxy end with its
+manager, all streams with it. None of that is an option of Serve's. Run as a script by `python -I -S`, for
+each start and reload: standard library only, nothing of ours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 # each has a file in the folder of pages, a whole HTTP response
 STATUSES = (502, 503, 504)
+# for a request's head: who sends it slowly holds one of HAProxy's few thousand connections
+HEAD_S = 30
 # in the same folder: certificate and key, where the HTTP port speaks TLS
 CERTIFICATE = "certificate.pem"
 
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     """arguments: HAProxy's binary, the folder of pages, then what Serve calls HAProxy with."""
     binary, pages, *options = arguments
     file = Path(options[options.index("-f") + 1])
-    text = narrowed(with_pages(file.read_text(), Path(pages)))
+    text = impatient(narrowed(with_pages(file.read_text(), Path(pages))))
     if (certificate := Path(pages, CERTIFICATE)).exists():
         text = with_tls(text, certificate)
     last = file.with_suffix(".last")
@@ -69,6 +71,13 @@ def narrowed(text: str) -> str:
     host = served[1] if served is not None else "127.0.0.1"
     text = _STATISTICS.sub(r"\g<1>127.0.0.1:", text)
     return _METRICS.sub(lambda found: f"{found[1]}{host}:", text)
+
+
+def impatient(text: str) -> str:
+    """The configuration with a time for a request's head, where it has none; bodies are the routers'."""
+    if "timeout http-request" in text:
+        return text
+    return text.replace("defaults\n", f"defaults\n    timeout http-request {HEAD_S}s\n", 1)
 
 
 def with_tls(text: str, certificate: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,10 @@ Entry = tuple[bytes, Grant]
 
 
 def add(file: Path, grant: Grant) -> str:
-    """Appends a line for a new key; answers the key, which nobody can find out afterwards."""
+    """Appends a line for a new key; answers the key, which nobody can find out afterwards.
+
+    Raises UnusableKeys.
+    """
     key = new_key()
     lines = _lines(file) if file.exists() else []
     _write(file, [*lines, to_line(key, grant)])
@@ -27,7 +31,7 @@ def entries(file: Path) -> list[Entry]:
 
 
 def revoke(file: Path, what: str) -> int:
-    """Takes keys out; answers how many. Comments stay.
+    """Takes keys out; answers how many. Comments stay. Raises UnusableKeys.
 
     what: the key itself, the beginning of its hash (8 digits at least), or a tenant.
     """
@@ -67,13 +71,29 @@ def _lines(file: Path) -> list[str]:
 
 
 def _write(file: Path, lines: list[str]) -> None:
-    """All or nothing, for routers may be reading it; readable by its owner only."""
-    descriptor, name = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}-")
+    """All or nothing, for routers may be reading it. Raises UnusableKeys.
+
+    Owner, mode, and a link to it stay as they are; a new file is its owner's only.
+    """
+    # beside what a link leads to: only within a folder a file is replaced at once
+    target = file.resolve()
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as made:
-            made.writelines(f"{line}\n" for line in lines)
-        os.replace(name, file)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as made:
+                made.writelines(f"{line}\n" for line in lines)
+                _resemble(descriptor, target)
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise UnusableKeys(f"cannot write {file}: {error.strerror}") from error
+
+
+def _resemble(descriptor: int, target: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        before = target.stat()
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode))

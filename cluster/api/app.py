@@ -112,7 +112,7 @@ def _public(front: Front) -> APIRouter:
 def _protected(front: Front, keyring: Keyring) -> APIRouter:
     routes = APIRouter(dependencies=[Depends(authenticator(keyring))])
     get, post = partial(_add, routes, front, "GET"), partial(_add, routes, front, "POST")
-    generating = (400, 401, 404, 413, 429, 503, 504)
+    generating = (400, 401, 404, 408, 413, 429, 503, 504)
     get("/v1/models", service.list_models, responses(wire.ModelList, 401))
     get(
         "/v1/models/{model_id:path}", service.get_model, responses(wire.Model, 401, 404, 503), extra=_MODEL_ID
@@ -129,7 +129,7 @@ def _protected(front: Front, keyring: Keyring) -> APIRouter:
         responses(wire.ChatCompletion, *generating, stream=wire.ChatChunk),
         extra=body_of(ChatRequest),
     )
-    reading = (400, 401, 404, 413, 503)
+    reading = (400, 401, 404, 408, 413, 503)
     post("/tokenize", tokenize, responses(wire.Tokens, *reading), extra=body_of(TokenizeRequest))
     post("/detokenize", detokenize, responses(wire.Prompt, *reading), extra=body_of(DetokenizeRequest))
     return routes
@@ -141,7 +141,7 @@ def _debug(front: Front, keyring: Keyring) -> APIRouter:
     get, post = partial(_add, routes, front, "GET"), partial(_add, routes, front, "POST")
     get("/debug/placements", service.placements, responses(None, 401, 403, 404, 503), extra=_REQUEST_ID)
     get("/debug/directory", show_directory, responses(None, 401, 403, 503))
-    reading = (400, 401, 403, 404, 413, 503)
+    reading = (400, 401, 403, 404, 408, 413, 503)
     post("/debug/directory", find_prompt, responses(None, *reading), extra=body_of(DirectoryRequest))
     get("/debug/fleet", service.fleet, responses(None, 400, 401, 403, 503), extra=_SINCE)
     return routes

@@ -5,6 +5,7 @@ msgspec parses, because it refuses what JSON does not have: NaN, lone surrogates
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,19 +13,25 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from .errors import BadRequest, TooLarge
+from .errors import BadRequest, TooLarge, TooSlow
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_MESSAGE = 500
 
 
-async def read_body(request: Request, model: type[M], limit: int) -> M:
-    """Raises TooLarge before more than `limit` bytes are kept, and BadRequest for all else."""
+async def read_body(request: Request, model: type[M], limit: int, limit_s: float) -> M:
+    """Raises TooLarge before more than `limit` bytes are kept, TooSlow where they take longer than `limit_s`,
+    and BadRequest for all else."""
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise BadRequest(f"content type must be application/json, not {content_type[:100]!r}")
-    document = parse(await _read(request, limit))
+    try:
+        async with asyncio.timeout(limit_s):
+            raw = await _read(request, limit)
+    except TimeoutError:
+        raise TooSlow(f"the request body did not come within {limit_s:g} s", code="slow_request") from None
+    document = parse(raw)
     if not isinstance(document, dict):
         raise BadRequest("the request body must be a JSON object")
     try:

@@ -7,6 +7,7 @@ ApiError
 ├── NotFound          404  no such path
 │   └── UnknownModel       no such model
 ├── WrongMethod       405
+├── TooSlow           408  the request does not come; the connection is closed
 ├── TooLarge          413
 ├── Overloaded        429  the queue is full, or the tenant's limit is reached; Retry-After
 ├── Internal          500  a defect of ours
@@ -125,6 +126,16 @@ class WrongMethod(ApiError):
     @property
     def headers(self) -> dict[str, str]:
         return {"allow": self._allow} if self._allow else {}
+
+
+class TooSlow(ApiError):
+    status = 408
+    type = "invalid_request_error"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # the rest of the request may come yet, and is not the next one's beginning
+        return {"connection": "close"}
 
 
 class TooLarge(ApiError):

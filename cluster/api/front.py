@@ -57,7 +57,7 @@ class Front:
     started: int = field(default_factory=lambda: int(time.time()))
 
     async def body(self, request: Request, model: type[M]) -> M:
-        return await read_body(request, model, self.settings.max_body_bytes)
+        return await read_body(request, model, self.settings.max_body_bytes, self.settings.body_s)
 
     def card(self, name: str | None) -> ModelCard:
         """Raises UnknownModel, or Unavailable where no model is known yet."""

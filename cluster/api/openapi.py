@@ -42,6 +42,7 @@ _ERRORS = {
     401: "No valid API key",
     403: "The key is right, and not for this",
     404: "No such model or path",
+    408: "The body does not come",
     413: "The body is too large",
     429: "The queue is full; see Retry-After",
     500: "A defect",

@@ -68,9 +68,7 @@ async def fleet(front: Front, request: Request) -> Response:
     except ValueError:
         raise BadRequest("since must be a number: seconds of Unix time", param="since") from None
     found = await ask_scheduler(front.fleet.overview(since))
-    return Response(
-        msgspec.json.encode(found), headers={"cache-control": "no-store"}, media_type="application/json"
-    )
+    return Response(msgspec.json.encode(found), media_type="application/json")
 
 
 async def show_version(_front: Front, _request: Request) -> Response:

@@ -16,6 +16,7 @@ class ApiSettings(Frozen):
     api_key_file: Path | None = Field(None, description="file of more keys, read again when it changes")
     allowed_origins: tuple[str, ...] = Field((), description="other sites whose pages may call the API")
     max_body_bytes: int = Field(16 << 20, ge=1, description="largest request body that is read")
+    body_s: float = Field(120.0, gt=0, description="seconds within which a request's body must have come")
     max_prompts: int = Field(128, ge=1, description="most prompts in one completion request")
     ping_s: float = Field(15.0, gt=0, description="seconds of silence after which a stream gets a comment")
     stall_s: float = Field(

@@ -14,14 +14,13 @@ from starlette.responses import Response
 
 from .errors import NotFound
 
-# no inline script or style, nothing from elsewhere, and no other site's frame
+# beside what every answer has: no inline script or style, nothing from elsewhere, and no other site's frame
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    # one page for everybody, kept by browsers as long as it is current
     "cache-control": "no-cache",
 }
 _TYPES = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +18,14 @@ from random import Random
 
 from redis.exceptions import ReadOnlyError, RedisError
 
-from decodefleet.worker.kv.hashing import HASH_BYTES, split_hashes
+from decodefleet.worker.kv.hashing import split_hashes
 from decodefleet.worker.protocol import Tier
 
 from ..tasks import end
 from .connection import Client, connect, hang_up
 from .keys import RELOAD, SEQ, TIERS, Holder, Keys, delta_groups, select_table, tier_bit
 from .listener import DirectoryListener
+from .slot_reader import read_slots
 
 log = logging.getLogger(__name__)
 
@@ -150,27 +150,13 @@ class DirectoryReader:
         position, seq = (last[0][0], int(last[0][1][SEQ])) if last else (b"0", 0)
         listener.on_cleared(*holder)
         follower.tiers.clear()
-        start = 0
-        while True:
-            async with client.pipeline(transaction=False) as pipe:
-                pipe.getrange(self._keys.tiers(holder), start, start + _SPAN - 1)
-                pipe.getrange(self._keys.blocks(holder), HASH_BYTES * start, HASH_BYTES * (start + _SPAN) - 1)
-                masks, packed = await pipe.execute()
-            self._tell(listener, follower, masks, packed)
-            start += _SPAN
-            if len(masks) < _SPAN:
-                break
+        async for masks, hashes in read_slots(client, self._keys, holder, _SPAN):
+            for tier in TIERS:
+                held = [*compress(hashes, masks.translate(_SELECT[tier]))]
+                if held:
+                    follower.tiers.add(tier)
+                    listener.on_stored(*holder, held, tier)
         follower.position, follower.seq = position, seq
-
-    def _tell(self, listener: DirectoryListener, follower: _Follower, masks: bytes, packed: bytes) -> None:
-        # strings that are being lost may be of unlike length for a moment
-        count = min(len(masks), len(packed) // HASH_BYTES)
-        hashes = struct.unpack_from(f"{HASH_BYTES}s" * count, packed)
-        for tier in TIERS:
-            held = [*compress(hashes, masks.translate(_SELECT[tier]))]
-            if held:
-                follower.tiers.add(tier)
-                listener.on_stored(*follower.holder, held, tier)
 
     async def _read(self, client: Client, listener: DirectoryListener) -> None:
         """Wait for deltas, until the next refresh at the latest."""

@@ -6,17 +6,15 @@ Writes nothing, and needs no worker or scheduler to be there.
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
-from decodefleet.worker.kv.hashing import HASH_BYTES
-
 from .connection import Client, connect, hang_up, without_secrets
 from .holdings import Holding, Holdings, leading
 from .keys import PREFIX, TIERS, Holder, Keys
+from .slot_reader import read_slots
 
 _SPAN = 65_536
 
@@ -108,17 +106,10 @@ async def _holding(
 async def _masks(client: Client, keys: Keys, holder: Holder, wanted: list[bytes]) -> list[int]:
     """Of each wanted block, the tiers in which it is."""
     found = dict.fromkeys(wanted, 0)
-    start, more = 0, True
-    while more:
-        async with client.pipeline(transaction=False) as pipe:
-            pipe.getrange(keys.tiers(holder), start, start + _SPAN - 1)
-            pipe.getrange(keys.blocks(holder), HASH_BYTES * start, HASH_BYTES * (start + _SPAN) - 1)
-            masks, packed = await pipe.execute()
-        count = min(len(masks), len(packed) // HASH_BYTES)
-        here = dict(zip(struct.unpack_from(f"{HASH_BYTES}s" * count, packed), masks, strict=False))
+    async for masks, hashes in read_slots(client, keys, holder, _SPAN):
+        here = dict(zip(hashes, masks, strict=True))
         for block in here.keys() & found.keys():
             found[block] |= here[block]
-        start, more = start + _SPAN, len(masks) == _SPAN
     return [found[block] for block in wanted]
 
 

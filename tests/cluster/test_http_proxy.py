@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from raw_http import exchange
 
 from decodefleet.cluster import haproxy_command, http_proxy, local_ray
 from decodefleet.cluster.processes import free_ports
@@ -28,6 +29,7 @@ defaults
     timeout connect 5s
     timeout client 30s
     timeout server {server_s}
+    timeout http-request {head_s}
     option redispatch 1
     retry-on {retry_on}
     errorfile 502 {folder}/500.http
@@ -53,12 +55,15 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *options: str, routed: bool = True, server_s: str = "30s") -> subprocess.Popen[bytes]:
+    def start(
+        self, *options: str, routed: bool = True, server_s: str = "30s", head_s: str = "30s"
+    ) -> subprocess.Popen[bytes]:
         text = CONFIG.format(
             folder=self.folder,
             port=self.port,
             rules=ROUTED if routed else "",
             server_s=server_s,
+            head_s=head_s,
             retry_on=local_ray.environment(self.folder, 1.0)["RAY_SERVE_HAPROXY_RETRY_ON"],
         )
         text += BACKEND.format(router=self.router) if routed else ""
@@ -212,6 +217,39 @@ def test_what_a_killed_manager_left_listening_is_ended(
     proxy.start()
     assert orphan.wait(timeout=60) == 0
     assert proxy.ask().text == "ok"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\nx-bomb: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 3000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nbad name: y\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello over TLS\r\n\r\n",
+    ],
+    ids=["long header", "many headers", "bad header", "two lengths", "unknown coding", "TLS"],
+)
+def test_what_is_no_http_is_400(proxy: Proxy, serve_router: Callable[..., None], data: bytes) -> None:
+    serve_router(Answers)
+    proxy.start()
+    assert proxy.ask().text == "ok"
+    assert exchange(proxy.url, data).startswith(b"HTTP/1.1 400 ")
+    assert proxy.ask().text == "ok"
+
+
+def test_a_head_that_does_not_come_is_408(proxy: Proxy, serve_router: Callable[..., None]) -> None:
+    serve_router(Answers)
+    proxy.start(head_s="100ms")
+    assert proxy.ask().text == "ok"
+    assert exchange(proxy.url, b"GET / HTTP/1.1\r\nhost: x\r\nx-slow: ").startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_head_has_its_time_unless_serve_says_another() -> None:
+    edited = haproxy_command.impatient("defaults\n    mode http\n    timeout client 3600s\n")
+    assert f"defaults\n    timeout http-request {haproxy_command.HEAD_S}s\n" in edited
+    assert haproxy_command.impatient(edited) == edited
 
 
 def test_pages_say_how_long_they_are() -> None:

@@ -12,8 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from decodefleet.cluster.cli import app
+from decodefleet.cluster.debug_client import ServerUnavailable
 from decodefleet.cluster.directory.holdings import Holdings
-from decodefleet.cluster.directory.survey import DirectoryUnavailable
 from decodefleet.cluster.directory_view import HeldNow, Question, answer
 from decodefleet.cluster.embedded_redis import EmbeddedRedis
 
@@ -92,9 +92,9 @@ def test_absent_redis_is_said() -> None:
 
 
 def test_failures_are_explained(stack: Any) -> None:
-    with pytest.raises(DirectoryUnavailable, match="--redis-url"):
+    with pytest.raises(ServerUnavailable, match="--redis-url"):
         ask(url="http://127.0.0.1:9")
-    with pytest.raises(DirectoryUnavailable, match=r"404.*another"):
+    with pytest.raises(ServerUnavailable, match=r"404.*another"):
         ask(url=stack.url, model="another", prompt="x")
-    with pytest.raises(DirectoryUnavailable, match="no placement of 'nobody'"):
+    with pytest.raises(ServerUnavailable, match="no placement of 'nobody'"):
         ask(url=stack.url, request_id="nobody")

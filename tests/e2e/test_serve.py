@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import grpc
 import httpx
 import pytest
 import redis
+from raw_http import connect, post_in_two
 from served import Served, command_line, until
 
 from decodefleet.cluster.directory.keys import PREFIX
@@ -144,15 +144,13 @@ def test_the_page_comes_through_the_proxy(served: Served) -> None:
 def test_a_client_that_leaves_is_noticed_behind_the_proxy(served: Served, stream: bool) -> None:
     aborted = "decodefleet_requests_finished_total(?={[^}]*abort)"
     before = metric(served, aborted)
-    body = json.dumps(
-        {"model": "tiny", "prompt": "one two", "max_tokens": 2000, "ignore_eos": True} | {"stream": stream}
-    )
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", served.port)) as client:
-        client.sendall(head.encode())
+    fields = {"model": "tiny", "prompt": "one two", "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+    head, body = post_in_two("/v1/completions", fields)
+    with connect(served.url) as client:
+        client.sendall(head)
         # as most clients do, in a packet of its own
         time.sleep(0.05)
-        client.sendall(body.encode())
+        client.sendall(body)
         until(lambda: metric(served, "decodefleet_sequences_running") == 1)
     until(lambda: metric(served, "decodefleet_sequences_running") == 0)
     assert metric(served, aborted) == before + 1

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from raw_http import PATIENCE_S, connect, post
 
 from decodefleet.cluster.dataplane import streams
 
-PATIENCE_S = 60
-
 
 def send_request(url: str, body: dict[str, Any]) -> socket.socket:
-    parts = urlsplit(url)
-    connection = socket.socket()
-    connection.settimeout(PATIENCE_S)
     # a small window, so that what is not read does not hide in the kernel
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect((parts.hostname, parts.port))
-    data = json.dumps(body).encode()
-    connection.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data)
-    )
+    connection = connect(url, receive_buffer=4096)
+    connection.sendall(post("/v1/completions", body, connection="close"))
     return connection
 
 

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from decodefleet.cluster import cli
-from decodefleet.cluster.fleet_top import FleetClient, FleetUnavailable, _views
+from decodefleet.cluster.debug_client import DebugClient, ServerUnavailable
+from decodefleet.cluster.fleet_top import _views, overview
 
 
 @pytest.fixture
@@ -56,22 +57,21 @@ def test_what_cannot_be_asked_is_one_red_line(
 
 
 def test_the_last_view_stays_while_the_server_is_away(stack: Any) -> None:
-    client = FleetClient(stack.url)
-    views = _views(client, client.overview(), Console(width=100, height=40), 0.0)
     console = Console(width=100)
+    with DebugClient(stack.url) as client:
+        views = _views(client, overview(client), Console(width=100, height=40), 0.0)
 
-    def view() -> str:
-        with console.capture() as captured:
-            console.print(next(views))
-        return captured.get()
+        def view() -> str:
+            with console.capture() as captured:
+                console.print(next(views))
+            return captured.get()
 
-    assert "workers serve" in view()
-    client._url = "http://127.0.0.1:1"
-    away = view()
-    assert "does not answer" in away
-    assert "workers serve" in away
-    client._url = stack.url
-    assert "does not answer" not in view()
-    client.close()
-    with pytest.raises(FleetUnavailable):
-        FleetClient("http://127.0.0.1:1").overview()
+        assert "workers serve" in view()
+        client._url = "http://127.0.0.1:1"
+        away = view()
+        assert "does not answer" in away
+        assert "workers serve" in away
+        with pytest.raises(ServerUnavailable):
+            overview(client)
+        client._url = stack.url
+        assert "does not answer" not in view()

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from raw_http import post
+
 WORDS = "river engine orchard letter bridge clock lantern harbour meadow copper violin canyon"
 # some streams begin after the harm was done
 SPREAD_S = 1.6
@@ -192,15 +194,10 @@ async def _stream(url: str, request: Request, began: float) -> Transcript:
     await asyncio.sleep(max(0.0, began + request.starts_s - time.monotonic()))
     transcript = Transcript(request, time.monotonic())
     parts = urlsplit(url)
-    body = json.dumps(request.body).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: chaos\r\ncontent-type: application/json\r\n"
-        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         async with closing(writer):
-            writer.write(head.encode() + body)
+            writer.write(post("/v1/completions", request.body, connection="close"))
             while data := await reader.read(READ_BYTES):
                 transcript.pieces.append((time.monotonic(), data))
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from chaos_streams import closing
+from raw_http import post
 
 READ_BYTES = 1 << 16
 
@@ -72,17 +72,13 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 async def _offer(url: str, offer: Offer, began: float) -> Reply:
     await asyncio.sleep(max(0.0, began + offer.at_s - time.monotonic()))
-    parts, body = urlsplit(url), json.dumps(offer.body).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: load\r\ncontent-type: application/json\r\n"
-        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
+    parts, request = urlsplit(url), post("/v1/completions", offer.body, connection="close")
     sent = time.monotonic()
     first_s, received, answer = 0.0, bytearray(), b""
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         async with closing(writer):
-            writer.write(head.encode() + body)
+            writer.write(request)
             while data := await reader.read(READ_BYTES):
                 received += data
                 if not first_s and (b"data: {" in received or b'"error"' in received):
