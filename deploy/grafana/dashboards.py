@@ -15,7 +15,9 @@ FOLDER = Path(__file__).with_name("dashboards")
 ROUTER = "decodefleet_router"
 HITS = f"{rate('decodefleet_prefix_cache_hits_total')} / {rate('decodefleet_prefix_cache_queries_total')}"
 ANSWERS = f"{ROUTER}_requests_total"
-ERRORS = rate(ANSWERS, f'{JOB}, status=~"5.."') + " / " + rate(ANSWERS, JOB)
+# a fleet without a single error is 0, not unknown
+FAILED = rate(ANSWERS, f'{JOB}, status=~"5.."')
+ERRORS = f"({FAILED} or vector(0)) / {rate(ANSWERS, JOB)}"
 
 FLEET = Dashboard(
     "decodefleet-fleet",

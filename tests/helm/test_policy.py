@@ -106,10 +106,34 @@ def test_a_reload_of_the_proxy_ends_no_stream(manifests: list[Manifest]) -> None
             assert int(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] or 0) >= LONGEST_STREAM_S
 
 
-def test_budgets_are_of_the_only_kind_that_works_for_rays_pods(manifests: list[Manifest]) -> None:
+def budgets(manifests: list[Manifest]) -> dict[str, int]:
+    """How many pods of a kind a node drain must leave; in the only form that works for Ray's pods."""
+    found = {}
     for budget in of_kind(manifests, "PodDisruptionBudget"):
         assert isinstance(budget["spec"]["minAvailable"], int)
         assert "maxUnavailable" not in budget["spec"]
+        wanted = budget["spec"]["selector"]["matchLabels"].items()
+        (name,) = (
+            name for name, pod in pods(manifests).items() if wanted <= pod["metadata"]["labels"].items()
+        )
+        found[name] = budget["spec"]["minAvailable"]
+    return found
+
+
+def test_budgets_keep_what_serves_and_let_nodes_go() -> None:
+    found = {path.stem: budgets(render(file=path)) for path in EXAMPLES}
+    assert found == {
+        "cpu-only": {"smollm2-135m": 1},
+        "llama-3-70b-tp8": {"routers": 1},
+        # one machine cannot be emptied with a budget
+        "one-gpu": {},
+    }
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, 2), ({"minAvailable": 1}, 1), ({"minAvailable": 0}, None)])
+def test_a_models_budget_is_all_but_one_or_what_was_given(given: dict[str, int], kept: int | None) -> None:
+    models = [{"name": "m", "model": "org/m", "replicas": 3, "podDisruptionBudget": given}]
+    assert budgets(render({"models": models})).get("m") == kept
 
 
 def allowed(manifests: list[Manifest], labels: dict[str, str]) -> list[dict[str, Any]]:
