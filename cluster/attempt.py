@@ -45,6 +45,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = 0
     tenant: str = ""
+    tenant_weight: float = 1.0
     authenticated: bool = False
     session_id: str = ""
     cache_salt: str = ""
@@ -162,6 +163,7 @@ class Attempt:
             n=len(known.live),
             priority=request.priority,
             tenant=request.tenant,
+            tenant_weight=request.tenant_weight,
             session_id=request.session_id,
             deadline_s=self._remaining(),
             exclude=self._exclude,

@@ -31,6 +31,9 @@ def new(
         int | None, typer.Option(help="most requests of the tenant at the same time")
     ] = None,
     priority: Annotated[int, typer.Option(help="most urgent that its requests may be; lower is sooner")] = 0,
+    weight: Annotated[
+        float, typer.Option(help="the tenant's share, against others' 1, when requests wait")
+    ] = 1.0,
     admin: Annotated[
         bool, typer.Option("--admin", help="let it see /debug, which tells of all tenants")
     ] = False,
@@ -50,6 +53,7 @@ def new(
             tokens_per_minute=tokens_per_minute,
             max_concurrent=max_concurrent,
             priority=priority,
+            weight=weight,
             admin=admin,
         )
         print(key_file.add(file, grant))
@@ -71,7 +75,7 @@ def show(file: File) -> None:
     table = Table()
     # what `revoke` takes is never cut
     table.add_column("hash", no_wrap=True, min_width=SHOWN_HEX)
-    for name in ("tenant", "requests per min", "tokens per min", "at once", "priority", "admin"):
+    for name in ("tenant", "requests per min", "tokens per min", "at once", "priority", "weight", "admin"):
         table.add_column(name)
     try:
         entries = key_file.entries(file)
@@ -81,7 +85,12 @@ def show(file: File) -> None:
         limits = (grant.requests_per_minute, grant.tokens_per_minute, grant.max_concurrent)
         shown = ["" if limit is None else f"{limit:g}" for limit in limits]
         table.add_row(
-            digest.hex()[:SHOWN_HEX], grant.tenant, *shown, str(grant.priority), "yes" if grant.admin else ""
+            digest.hex()[:SHOWN_HEX],
+            grant.tenant,
+            *shown,
+            str(grant.priority),
+            f"{grant.weight:g}",
+            "yes" if grant.admin else "",
         )
     Console().print(table)
 

@@ -48,9 +48,13 @@ class RouterSettings(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """For whom a request is served. authenticated: whether a key stands for the tenant."""
+    """For whom a request is served. authenticated: whether a key stands for the tenant.
+
+    tenant_weight: its share, against others', when requests wait.
+    """
 
     tenant: str = ""
+    tenant_weight: float = 1.0
     authenticated: bool = False
     session_id: str = ""
     priority: int = 0
@@ -164,6 +168,7 @@ class Router:
             skip_special_tokens=skip_special_tokens,
             priority=caller.priority,
             tenant=caller.tenant,
+            tenant_weight=caller.tenant_weight,
             authenticated=caller.authenticated,
             session_id=caller.session_id,
             cache_salt=caller.cache_salt,

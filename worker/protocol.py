@@ -188,6 +188,7 @@ class Place(Message, frozen=True, kw_only=True, omit_defaults=True):
     block_hashes: as in Submit; empty when the request must not read the cache.
     exclude: workers that failed this request before.
     emitted: of prompt_tokens, those that an earlier attempt generated: the client is in the middle of a text.
+    tenant_weight: above 0; its tenant's share, against others', when requests wait.
     """
 
     request_id: str
@@ -203,6 +204,7 @@ class Place(Message, frozen=True, kw_only=True, omit_defaults=True):
     deadline_s: float | None = None
     exclude: tuple[str, ...] = ()
     emitted: int = 0
+    tenant_weight: float = 1.0
 
 
 class Placement(Message, frozen=True, kw_only=True, omit_defaults=True):

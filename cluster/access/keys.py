@@ -41,6 +41,9 @@ class Grant(Limits):
     priority: int = Field(
         0, ge=-1000, le=1000, description="most urgent that requests may be; lower is sooner"
     )
+    weight: float = Field(
+        1.0, ge=0.01, le=100, description="the tenant's share, against others', when requests wait"
+    )
     admin: bool = Field(False, description="whether /debug answers")
 
     @field_validator("admin", mode="before")

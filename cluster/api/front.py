@@ -85,6 +85,7 @@ class Front:
         grant: Grant = request.state.grant
         caller = Caller(
             tenant=tenant_of(grant, body.user),
+            tenant_weight=grant.weight,
             authenticated=bool(grant.tenant),
             session_id=body.session_id or _session(request),
             priority=max(body.priority or 0, grant.priority),

@@ -32,7 +32,7 @@ Obstacle = Literal["excluded", "over_share", "no_room"]
 class Admission:
     def __init__(self, placer: Placer) -> None:
         config = placer.config
-        self.queue = WaitQueue(config.max_queue, config.tenant_weights)
+        self.queue = WaitQueue(config.max_queue)
         self.refused: Counter[RefusalReason] = Counter()
         self._placer = placer
         self._fleet = placer.fleet
@@ -48,7 +48,8 @@ class Admission:
         waiter = self._waiter(key, request, now)
         if refused := self._never(waiter):
             return [self._refuse(waiter, refused, now)]
-        self.queue.share(request.model).asks(request.tenant, waiter.demand.n, now)
+        share = self.queue.share(request.model)
+        share.asks(request.tenant, waiter.demand.n, now, request.tenant_weight)
         if not self.queue.classes(request.model) and (answer := self._at_once(waiter, now)):
             return [answer]
         self.queue.push(waiter)

@@ -28,9 +28,6 @@ class SchedulingConfig(BaseModel):
     max_queue_wait_s: float = Field(
         30.0, gt=0, description="predicted wait beyond which a request is refused rather than queued"
     )
-    tenant_weights: dict[str, float] = Field(
-        {}, description="share of each tenant when requests wait; 1 where not given"
-    )
     decode_token_weight: float = Field(
         2.0,
         gt=0,

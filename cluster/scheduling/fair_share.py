@@ -24,10 +24,10 @@ _KEPT = 4096
 class Account:
     """counter: weighted tokens served, divided by the tenant's weight; comparable between tenants only.
 
-    asking: sequences per second that it asked for, as of when it was seen last.
+    weight: as it asked last. asking: sequences per second that it asked for, as of when it was seen last.
     """
 
-    weight: float
+    weight: float = 1.0
     counter: float = 0.0
     waiting: int = 0
     seen: float = 0.0
@@ -38,10 +38,7 @@ class Account:
 
 
 class FairShare:
-    """weights: of tenants, 1 where not given."""
-
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = weights
+    def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
         self._floor = 0.0
         self._active: list[tuple[str, Account]] = []
@@ -58,11 +55,13 @@ class FairShare:
         return account.waiting if account is not None else 0
 
     def weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0)
+        account = self._accounts.get(tenant)
+        return account.weight if account is not None else 1.0
 
-    def asks(self, tenant: str, sequences: int, now: float) -> None:
-        """The tenant asks for something."""
+    def asks(self, tenant: str, sequences: int, now: float, weight: float = 1.0) -> None:
+        """The tenant asks for something. weight: above 0; of tenants that wait, each is served so much."""
         account = self._account(tenant)
+        account.weight = weight
         if not account.waiting:
             account.counter = max(account.counter, self._floor)
         account.asking = account.rate(now) + sequences / _ASKING_S
@@ -131,6 +130,6 @@ class FairShare:
     def _account(self, tenant: str) -> Account:
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = Account(self.weight(tenant), counter=self._floor)
+            account = self._accounts[tenant] = Account(counter=self._floor)
             self._active_until = float("-inf")
         return account

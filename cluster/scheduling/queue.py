@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -55,11 +55,10 @@ Classes = dict[Urgency, dict[str, list[Waiter]]]
 
 
 class WaitQueue:
-    """limit: of those that wait for one model. weights: of tenants, 1 where not given."""
+    """limit: of those that wait for one model."""
 
-    def __init__(self, limit: int, weights: Mapping[str, float]) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._weights = weights
         self._shares: dict[str, FairShare] = {}
         self._models: dict[str, Classes] = {}
         self._all: dict[RequestKey, Waiter] = {}
@@ -90,7 +89,7 @@ class WaitQueue:
         """What tenants were served of a model; outlives what waits."""
         share = self._shares.get(model)
         if share is None:
-            share = self._shares[model] = FairShare(self._weights)
+            share = self._shares[model] = FairShare()
         return share
 
     def next(

@@ -21,6 +21,7 @@ KEYS = {
     "slow": Grant(tenant="slow", requests_per_minute=2),
     "thrifty": Grant(tenant="thrifty", tokens_per_minute=20),
     "narrow": Grant(tenant="narrow", max_concurrent=1),
+    "heavy": Grant(tenant="heavy", weight=3),
     "boss": Grant(tenant="boss", admin=True),
 }
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "ignore_eos": True, "prompt": "word " * 60}
@@ -179,6 +180,13 @@ def test_a_key_that_is_taken_out_stops_working_without_a_restart(
         assert (status("old"), status("kept"), status("new")) == (200, 200, 401)
         file.write_text("".join(to_line(key, Grant(tenant="t")) + "\n" for key in ("kept", "new")))
         assert (status("old"), status("kept"), status("new")) == (401, 200, 200)
+
+
+def test_the_scheduler_learns_a_tenants_weight(stack: Any, http: httpx.Client) -> None:
+    for key in ("heavy", "key-of-a"):
+        assert ask(http, key).status_code == 200
+    share = stack.scheduler.core.queue.share("tiny")
+    assert (share.weight("heavy"), share.weight("a")) == (3.0, 1.0)
 
 
 def test_answers_are_careful_with_browsers(http: httpx.Client) -> None:

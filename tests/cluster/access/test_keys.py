@@ -24,7 +24,7 @@ rates = st.none() | st.integers(1, 10**9).map(float)
 
 @given(st.builds(Grant, tenant=tenants, requests_per_minute=rates, tokens_per_minute=rates,
                  max_concurrent=st.none() | st.integers(1, 1000), priority=st.integers(-1000, 1000),
-                 admin=st.booleans()))  # fmt: skip
+                 weight=st.floats(0.01, 100), admin=st.booleans()))  # fmt: skip
 def test_a_line_says_what_was_granted_and_not_the_key(grant: Grant) -> None:
     key = new_key()
     line = to_line(key, grant)

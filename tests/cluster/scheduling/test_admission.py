@@ -41,11 +41,12 @@ def test_two_tenants_share_a_worker_whoever_came_first(make):
     assert Counter(name.split("-")[0] for name in order) == {"large": 10, "small": 10}
 
 
-def test_weights_from_the_configuration(make):
-    scheduler = make.scheduler(1, stats={"max_running": 1}, tenant_weights={"a": 4.0}, tenant_headroom=0.0)
+def test_tenants_are_served_by_weight(make):
+    scheduler = make.scheduler(1, stats={"max_running": 1}, tenant_headroom=0.0)
     for number in range(50):
-        for tenant in "ab":
-            scheduler.place(make.place(f"{tenant}-{number}", tenant=tenant), ROUTER, 0.1)
+        for tenant, weight in (("a", 4.0), ("b", 1.0)):
+            place = make.place(f"{tenant}-{number}", tenant=tenant, tenant_weight=weight)
+            scheduler.place(place, ROUTER, 0.1)
     order = serve(scheduler, make, ["a-0"], 50)
     assert Counter(name[0] for name in order)["a"] in (39, 40, 41)
 
@@ -96,9 +97,10 @@ def test_one_tenant_cannot_fill_the_queue_for_all(make):
 
 
 def test_room_in_the_queue_is_by_weight(make):
-    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=10, tenant_weights={"a": 4.0})
+    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=10)
     for number in range(40):
-        scheduler.place(make.place(f"r{number}", tenant="ab"[number % 2]), ROUTER, 0.1)
+        tenant, weight = (("a", 4.0), ("b", 1.0))[number % 2]
+        scheduler.place(make.place(f"r{number}", tenant=tenant, tenant_weight=weight), ROUTER, 0.1)
     assert Counter(waiter.place.tenant for waiter in scheduler.queue) == {"a": 8, "b": 2}
 
 

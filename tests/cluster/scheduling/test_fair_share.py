@@ -20,8 +20,9 @@ def next_of(share: FairShare, tenants: str) -> str:
 
 @given(WEIGHTS, COSTS)
 def test_served_by_weight_never_differs_by_more_than_two_requests(weights, costs):
-    share, served = FairShare(weights), Counter()
-    for tenant in weights:
+    share, served = FairShare(), Counter()
+    for tenant, weight in weights.items():
+        share.asks(tenant, 1, 0.0, weight)
         share.arrives(tenant)
     for cost in costs:
         tenant = next_of(share, "abc")
@@ -37,7 +38,7 @@ def test_served_by_weight_never_differs_by_more_than_two_requests(weights, costs
 @given(COSTS, COSTS, st.floats(0.0, 1e6))
 def test_idling_is_not_banked(before, after, idle_until):
     """From its return on, a tenant gets as much as one that was there all the time, within the bound."""
-    share, served = FairShare({}), Counter()
+    share, served = FairShare(), Counter()
     share.arrives("there")
     for cost in before:
         share.served("there", cost)
@@ -53,7 +54,7 @@ def test_idling_is_not_banked(before, after, idle_until):
 @given(st.integers(2, 20), st.integers(1, 200))
 def test_nobody_starves(tenants, flood):
     """However much the others have served and waiting, who waits is served within a round."""
-    share = FairShare({})
+    share = FairShare()
     names = [f"t{number}" for number in range(tenants)]
     for name in names[:-1]:
         share.arrives(name)
@@ -70,7 +71,7 @@ def test_nobody_starves(tenants, flood):
 
 
 def test_who_waits_already_is_not_lifted_again():
-    share = FairShare({})
+    share = FairShare()
     share.arrives("slow")
     share.arrives("fast")
     for _ in range(5):
@@ -81,7 +82,8 @@ def test_who_waits_already_is_not_lifted_again():
 
 
 def test_correction_by_what_was_really_taken():
-    share = FairShare({"a": 2.0})
+    share = FairShare()
+    share.asks("a", 1, 0.0, 2.0)
     share.arrives("a")
     share.served("a", 100.0)
     share.correct("a", -60.0)
@@ -115,9 +117,9 @@ TENANTS = st.dictionaries(
 def test_claims_are_on_whoever_runs_more_than_the_max_min_share(tenants):
     weights = {name: weight for name, (_, _, weight) in tenants.items()}
     running = {name: runs for name, (runs, _, _) in tenants.items()}
-    share = FairShare(weights)
-    for name, (_, waits, _) in tenants.items():
-        share.asks(name, 1, 0.0)
+    share = FairShare()
+    for name, (_, waits, weight) in tenants.items():
+        share.asks(name, 1, 0.0, weight)
         for _ in range(waits):
             share.arrives(name)
     demands = {name: runs + waits + 1 for name, (runs, waits, _) in tenants.items()}
@@ -128,7 +130,7 @@ def test_claims_are_on_whoever_runs_more_than_the_max_min_share(tenants):
 
 
 def test_claims_are_what_those_with_less_ask_per_second():
-    share, now = FairShare({}), 0.0
+    share, now = FairShare(), 0.0
     for number in range(1000):
         now = number * 0.1
         share.asks("small", 2, now)
@@ -146,7 +148,7 @@ def test_claims_are_what_those_with_less_ask_per_second():
 
 
 def test_shared_is_what_several_are_active_in():
-    share = FairShare({})
+    share = FairShare()
     share.asks("a", 1, 0.0)
     assert not share.shared(0.0)
     share.asks("b", 1, 0.0)
@@ -157,7 +159,7 @@ def test_shared_is_what_several_are_active_in():
 
 
 def test_idle_accounts_are_forgotten():
-    share = FairShare({})
+    share = FairShare()
     for number in range(10_000):
         share.asks(f"t{number}", 1, 0.0)
         share.arrives(f"t{number}")

@@ -29,7 +29,9 @@ def make_waiter(number: int, *, deadline: float | None = None, resumed: bool = F
 
 
 def make_queue(*waiters: Waiter, limit: int = 1000, **weights: float) -> WaitQueue:
-    queue = WaitQueue(limit, weights)
+    queue = WaitQueue(limit)
+    for tenant, weight in weights.items():
+        queue.share("m").asks(tenant, 1, 0.0, weight)
     for waiter in waiters:
         queue.push(waiter)
     return queue
