@@ -36,15 +36,10 @@ def main(arguments: Sequence[str]) -> None:
     text = impatient(narrowed(with_pages(file.read_text(), Path(pages))))
     if (certificate := Path(pages, CERTIFICATE)).exists():
         text = with_tls(text, certificate)
-    last = file.with_suffix(".last")
-    if "-sf" not in options:
-        # a first start: a manager that replaces a killed one knows no router yet, but its predecessor did
-        if not has_routers(text) and last.exists():
-            text = last.read_text()
-        if orphans := list(orphans_at(frontends(text))):
-            options += ["-sf", *(str(pid) for pid in orphans)]
-    if has_routers(text):
-        last.write_text(text)
+    first = "-sf" not in options
+    text = remembered(text, file, first)
+    if first and (orphans := list(orphans_at(frontends(text)))):
+        options += ["-sf", *(str(pid) for pid in orphans)]
     file.write_text(text)
     # Ray ends a dead actor's process group: out of it, and HAProxy serves on until a new manager has another
     # take over
@@ -53,6 +48,23 @@ def main(arguments: Sequence[str]) -> None:
     # as most clients send it, until there is something to answer. Queued requests of nobody would keep their
     # places, and unstreamed ones be computed to their ends.
     os.execv(binary, [binary, "-dS", *options])
+
+
+def remembered(text: str, file: Path, first: bool) -> str:
+    """The configuration, or the last one with routers while a new manager has not heard of any.
+
+    A manager that replaces a killed one starts without routers, though its predecessor knew some, and reloads
+    for whatever Serve tells it first, which need not be routers. Once it has heard of some, none means none.
+    """
+    last, heard = file.with_suffix(".last"), file.with_suffix(".heard")
+    if first:
+        heard.unlink(missing_ok=True)
+    if has_routers(text):
+        last.write_text(text)
+        heard.touch()
+    elif last.exists() and not heard.exists():
+        return last.read_text()
+    return text
 
 
 def with_pages(text: str, pages: Path) -> str:
