@@ -7,6 +7,7 @@ wires a part that knows no Ray to Serve's life cycle. `build` is the entry for S
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -74,6 +75,8 @@ class SchedulerReplica:
             directory=DirectoryReader(redis_url, model) if redis_url is not None else None,
         )
         await self._server.start()
+        # what is there by now stays: looking for garbage in it would hold up placements
+        gc.freeze()
         scaling = config.scaling.of_workers(config.batch.itl_target_ms)
         self._scaling: ScalingController | None = None
         if scaling is not None:

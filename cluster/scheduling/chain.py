@@ -9,12 +9,10 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 
 from decodefleet.worker.kv.hashing import HASH_BYTES
 
-# a sample is the last block of so many
-STRIDE = 8
-_SAMPLE = f"{HASH_BYTES * (STRIDE - 1)}x{HASH_BYTES}s"
 # longer chains are marked no more densely towards their ends
 _LONGEST = 1 << 20
 
@@ -43,8 +41,8 @@ class Chain:
     def __init__(self, packed: bytes) -> None:
         self._packed = packed
         self.length = len(packed) // HASH_BYTES
-        self.positions = _positions(self.length)
-        self.marks = tuple([packed[HASH_BYTES * at : HASH_BYTES * (at + 1)] for at in self.positions])
+        self.positions, layout = _layout(self.length)
+        self.marks: tuple[bytes, ...] = layout.unpack_from(packed)
 
     @classmethod
     def of(cls, hashes: Iterable[bytes]) -> Chain:
@@ -55,11 +53,13 @@ class Chain:
         count = min(count, self.length - start)
         return struct.unpack_from(f"{HASH_BYTES}s" * count, self._packed, HASH_BYTES * start)
 
-    def sample(self, start: int, count: int) -> tuple[bytes, ...]:
-        """From `start` on, the last hash of each of the next `count` groups of STRIDE; they must be there."""
-        return struct.unpack_from(_SAMPLE * count, self._packed, HASH_BYTES * start)
+    def block(self, at: int) -> bytes:
+        return self._packed[HASH_BYTES * at : HASH_BYTES * (at + 1)]
 
 
 @lru_cache(maxsize=4096)
-def _positions(length: int) -> tuple[int, ...]:
-    return (*_MARKED[: bisect_left(_MARKED, length - 1)], length - 1) if length else ()
+def _layout(length: int) -> tuple[tuple[int, ...], struct.Struct]:
+    """Which blocks are marks, and how to take all of them out at once."""
+    positions = (*_MARKED[: bisect_left(_MARKED, length - 1)], length - 1) if length else ()
+    gaps = (at - before - 1 for before, at in pairwise((-1, *positions)))
+    return positions, struct.Struct("".join(f"{HASH_BYTES * gap}x{HASH_BYTES}s" for gap in gaps))

@@ -7,14 +7,16 @@ good its cache. Knows nothing of requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from decodefleet.worker.protocol import ModelCard, Register, WorkerStats
 
+from .candidates import Candidates
 from .cost import bounded
-from .view import NO_LOAD, Load, WorkerKey, WorkerView, reported_load
+from .roster import Member as Member
+from .roster import Roster
+from .view import Load, WorkerKey, WorkerView, reported_load
 
 Fence = Literal["silent", "draining", "stalled"]
 
@@ -26,39 +28,19 @@ STALL_MIN_S = 10.0
 _REMEMBERED_INCARNATIONS = 64
 
 
-@dataclass(slots=True)
-class Member:
-    """One registered worker.
-
-    foreign: what its last report showed beyond our reservations. settling: what was given back lately, when,
-    since reports may show it still.
-    """
-
-    key: WorkerKey
-    endpoint: str
-    card: ModelCard
-    stats: WorkerStats
-    registered_at: float
-    last_heartbeat: float
-    foreign: Load = NO_LOAD
-    settling: deque[tuple[float, Load]] = field(default_factory=deque)
-    last_placed: int = 0
-    peer_endpoint: str = ""
-    view: WorkerView | None = field(default=None, repr=False)
-
-
 class Fleet:
-    """sleeps: see `SchedulingConfig`."""
+    """reserved: what is promised on a worker. sleeps: see `SchedulingConfig`."""
 
-    def __init__(self, timeout_s: float, *, sleeps: bool = False) -> None:
-        self._timeout_s, self._sleeps = timeout_s, sleeps
+    def __init__(
+        self, timeout_s: float, reserved: Callable[[WorkerKey], Load], *, sleeps: bool = False
+    ) -> None:
+        self._timeout_s, self._reserved, self._sleeps = timeout_s, reserved, sleeps
         self._members: dict[str, Member] = {}
         self._superseded: dict[str, deque[str]] = {}
         self._gone: dict[str, str] = {}
         self._cards: dict[str, ModelCard] = {}
         self._empty_since: dict[str, float] = {}
-        # per model: who is not fenced, and the oldest of their heartbeats
-        self._serving: dict[str, tuple[float, list[Member]]] = {}
+        self._rosters: dict[str, Roster] = {}
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -98,25 +80,27 @@ class Fleet:
             self._members[key.worker_id] = member
         member.endpoint, member.card = message.endpoint, message.card
         member.peer_endpoint = message.peer_endpoint
-        self._serving.clear()
+        self._rosters.clear()
         self._cards[message.card.name] = message.card
         self._empty_since.pop(message.card.name, None)
         return member
 
-    def report(self, member: Member, stats: WorkerStats, reserved: Load, now: float) -> None:
+    def report(self, member: Member, stats: WorkerStats, now: float) -> None:
+        fenced = self.fence(member, now)
         member.stats = stats
         member.last_heartbeat = now
-        self._serving.clear()
+        if fenced != self.fence(member, now):
+            self._rosters.clear()
         while member.settling and member.settling[0][0] < now - REPORT_LAG_S:
             member.settling.popleft()
-        known = sum((load for _, load in member.settling), start=reserved)
+        known = sum((load for _, load in member.settling), start=self._reserved(member.key))
         member.foreign = reported_load(stats).beyond(known)
-        member.view = None
+        self._changed(member)
 
     def remove(self, key: WorkerKey, now: float) -> None:
         """It may come back as it was, unless another incarnation of it registers first."""
         member = self._members.pop(key.worker_id)
-        self._serving.clear()
+        self._rosters.clear()
         self._gone[key.worker_id] = key.incarnation
         if not any(other.card.name == member.card.name for other in self._members.values()):
             self._empty_since[member.card.name] = now
@@ -135,33 +119,41 @@ class Fleet:
     def silent(self, now: float) -> list[Member]:
         return [member for member in self._members.values() if self.fence(member, now) == "silent"]
 
-    def serving(self, model: str, now: float) -> list[Member]:
-        """Workers of a model that are not fenced; the list is for reading."""
-        heard, serving = self._serving.get(model, (float("-inf"), []))
-        # between two reports only silence fences one more
-        if now - heard > self._timeout_s:
-            serving = [
-                member
-                for member in self._members.values()
-                if member.card.name == model and self.fence(member, now) is None
-            ]
-            heard = min((member.last_heartbeat for member in serving), default=float("inf"))
-            self._serving[model] = heard, serving
-        return serving
+    def serving(self, model: str, now: float) -> Sequence[Member]:
+        """Workers of a model that are not fenced."""
+        return self._roster(model, now).members
+
+    def candidates(self, model: str, now: float) -> Candidates:
+        """The same as candidates; there must be some."""
+        return self._roster(model, now).candidates()
+
+    def _roster(self, model: str, now: float) -> Roster:
+        roster = self._rosters.get(model)
+        # what a report does not change, silence may
+        if roster is None or now - roster.heard > self._timeout_s:
+            roster = self._rosters[model] = Roster(
+                [
+                    member
+                    for member in self._members.values()
+                    if member.card.name == model and self.fence(member, now) is None
+                ],
+                self.view,
+            )
+        return roster
 
     def ready(self, now: float) -> tuple[str, ...]:
         """Models of which some worker can generate, or will once it is asked."""
         return tuple(name for name in self._cards if self._sleeps or self.serving(name, now))
 
-    def view(self, member: Member, reserved: Load) -> WorkerView:
-        """Cached until `touch` or the next report."""
+    def view(self, member: Member) -> WorkerView:
+        """Cached until the next report, or change of its reservations."""
         if member.view is None:
             member.view = WorkerView(
                 key=member.key,
                 endpoint=member.endpoint,
                 card=member.card,
                 stats=member.stats,
-                load=reserved + member.foreign,
+                load=self._reserved(member.key) + member.foreign,
                 step_time=bounded(member.stats.step_time),
                 last_heartbeat=member.last_heartbeat,
                 last_placed=member.last_placed,
@@ -173,20 +165,26 @@ class Fleet:
         member = self.find(key)
         if member is not None:
             member.last_placed = number
-            member.view = None
+            self._changed(member)
 
     def ended(self, key: WorkerKey, load: Load, now: float) -> None:
         """A request's reservation was given back because it ended there."""
         member = self.find(key)
         if member is not None:
             member.settling.append((now, load))
-            member.view = None
+            self._changed(member)
 
     def touch(self, key: WorkerKey) -> None:
         """A worker's reservations changed."""
         member = self.find(key)
         if member is not None:
-            member.view = None
+            self._changed(member)
+
+    def _changed(self, member: Member) -> None:
+        member.view = None
+        roster = self._rosters.get(member.card.name)
+        if roster is not None:
+            roster.changed(member.key)
 
     def _supersede(self, key: WorkerKey) -> None:
         gone = self._gone.pop(key.worker_id, None)

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from random import Random
 
+import numpy as np
+
 from decodefleet.worker.protocol import Placement
 
 from . import refusals
-from .candidates import with_room
+from .candidates import Candidates, with_room
 from .config import SchedulingConfig
-from .cost import cost_of, total_costs
+from .cost import cost_of, total_costs, usable
 from .decisions import Decision, DecisionLog
 from .fleet import Fleet, Member
 from .peers import Lender, best_lender, peer_of, with_lender, worth_asking
-from .policy import CostPolicy, Hits, Policy
+from .policy import Hits, Policy
 from .prefix_index import PrefixIndex
 from .queue import Waiter
 from .refusals import Refused
@@ -41,8 +43,8 @@ class Placer:
 
     def __init__(self, epoch: int, config: SchedulingConfig, policy: Policy, seed: int | None) -> None:
         self.config = config
-        self.fleet = Fleet(config.worker_timeout_s, sleeps=config.sleeps)
         self.ledger = Ledger()
+        self.fleet = Fleet(config.worker_timeout_s, self.ledger.load, sleeps=config.sleeps)
         self.index = PrefixIndex(config.max_index_blocks)
         self.log = DecisionLog(config.decision_log)
         self.policy = policy
@@ -53,19 +55,22 @@ class Placer:
         self._epoch = epoch
         self._rng = Random(seed)
 
-    def free_sequences(self, candidates: Sequence[Member], demand: Demand) -> float:
+    def free_sequences(self, allowed: Sequence[Member], demand: Demand) -> float:
         """How many more sequences like a request's there is room for; infinite where nothing limits them."""
-        return sum(view.free_sequences(demand) for view in self._views(candidates))
+        return sum(self.fleet.view(member).free_sequences(demand) for member in allowed)
 
-    def step_s(self, candidates: Sequence[Member]) -> float:
+    def step_s(self, allowed: Sequence[Member]) -> float:
         """Seconds of a decode step, on average."""
-        return sum(view.step_s for view in self._views(candidates)) / len(candidates)
+        return sum(self.fleet.view(member).step_s for member in allowed) / len(allowed)
 
-    def place(self, waiter: Waiter, candidates: Sequence[Member], now: float) -> Reservation | Refused | None:
-        """Pick and reserve; None when no worker can take the request now; refused when none can in time."""
+    def place(self, waiter: Waiter, allowed: Sequence[Member], now: float) -> Reservation | Refused | None:
+        """Pick and reserve; None when no worker can take the request now; refused when none can in time.
+
+        allowed: of those that serve its model, at least one.
+        """
         demand = waiter.demand
         hits = self.index.hits(waiter.chain)
-        views = self._views(candidates)
+        views = self._candidates(demand.model, allowed, now)
         if self.config.late_binding:
             views = with_room(views, demand, hits, self.config.bind_ahead_s)
         if not views:
@@ -76,7 +81,8 @@ class Placer:
             hits = with_lender(views, hits, lender)
             best = self.policy.choose(views, demand, hits, self._rng)
         chosen = self._session_worker(waiter, views, hits, best) or best
-        cost = cost_of(chosen, demand, hits.get(chosen.key, NO_HIT))
+        hit = usable(chosen, hits.get(chosen.key, NO_HIT))
+        cost = cost_of(chosen, demand, hit)
         if waiter.deadline is not None and now + cost.first_token_s > waiter.deadline:
             soonest = min(cost_of(view, demand, hits.get(view.key, NO_HIT)).first_token_s for view in views)
             if now + soonest / CERTAIN > waiter.deadline:
@@ -86,28 +92,30 @@ class Placer:
             now,
             self.policy.name,
             chosen=chosen.key,
-            considered=views,
+            considered=views.views,
             hits=hits,
             returned=chosen is not best,
         )
         self.log.add(decision)
-        return self._reserve(waiter, chosen, hits.get(chosen.key, NO_HIT), cost.first_token_s, now, lender)
+        return self._reserve(waiter, chosen, hit, cost.first_token_s, now, lender)
 
-    def _views(self, members: Sequence[Member]) -> list[WorkerView]:
-        return [each.view or self.fleet.view(each, self.ledger.load(each.key)) for each in members]
+    def _candidates(self, model: str, allowed: Sequence[Member], now: float) -> Candidates:
+        candidates = self.fleet.candidates(model, now)
+        if len(allowed) == len(candidates):
+            return candidates
+        keys = {member.key for member in allowed}
+        return candidates.only(np.array([view.key in keys for view in candidates]))
 
     def _session_worker(
-        self, waiter: Waiter, views: Sequence[WorkerView], hits: Hits, best: WorkerView
+        self, waiter: Waiter, views: Candidates, hits: Hits, best: WorkerView
     ) -> WorkerView | None:
         """Where the session's last request went, if that costs next to nothing more than the best."""
         last = self._sessions.find(waiter.place)
-        if last is None or last == best.key or not isinstance(self.policy, CostPolicy):
+        row = None if last is None or last == best.key else views.rows.get(last)
+        if row is None:
             return None
         costs = total_costs(views, waiter.demand, hits)
-        for view, there in zip(views, costs, strict=True):
-            if view.key == last and worth_returning(there, min(costs)):
-                return view
-        return None
+        return views[row] if worth_returning(costs[row], costs[views.rows[best.key]]) else None
 
     def start(self, key: RequestKey, attempt: int) -> None:
         """The first token came: its prefill burdens the worker no longer, and its blocks are there."""
@@ -150,14 +158,15 @@ class Placer:
         self.index.check_integrity()
 
     def _lender(
-        self, best: WorkerView, views: Sequence[WorkerView], demand: Demand, hits: Hits, now: float
+        self, best: WorkerView, views: Candidates, demand: Demand, hits: Hits, now: float
     ) -> Lender | None:
         """From whom the others can fetch the prompt's prefix, where that may change the choice."""
 
         def endpoint_of(key: WorkerKey) -> str:
             member = self.fleet.find(key)
-            heard = member is not None and self.fleet.fence(member, now) in (None, "draining")
-            return member.peer_endpoint if member is not None and heard else ""
+            if member is None or not member.peer_endpoint:
+                return ""
+            return member.peer_endpoint if self.fleet.fence(member, now) in (None, "draining") else ""
 
         lender = best_lender(hits, endpoint_of) if hits else None
         if lender is None or not worth_asking(best, views, demand, hits, lender):

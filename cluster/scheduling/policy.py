@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from .candidates import Candidates
 from .config import PolicyName
 from .cost import total_costs
 from .view import NO_HIT, Demand, WorkerView
@@ -19,7 +23,7 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
+    def choose(self, views: Candidates, demand: Demand, hits: Hits, rng: Random) -> WorkerView:
         """Pick one of `views`, which is not empty."""
         ...
 
@@ -29,7 +33,7 @@ class CostPolicy:
 
     name: PolicyName = "cost"
 
-    def choose(self, views: Sequence[WorkerView], demand: Demand, hits: Hits, rng: Random) -> WorkerView:
+    def choose(self, views: Candidates, demand: Demand, hits: Hits, rng: Random) -> WorkerView:
         return least(views, total_costs(views, demand, hits), rng)
 
 
@@ -71,9 +75,10 @@ POLICIES: dict[PolicyName, type[Policy]] = {
 }
 
 
-def least(views: Sequence[WorkerView], scores: Sequence[float], rng: Random) -> WorkerView:
-    best = min(scores)
-    first = scores.index(best)
-    if scores.count(best) == 1:
+def least(views: Sequence[WorkerView], scores: npt.ArrayLike, rng: Random) -> WorkerView:
+    column = np.asarray(scores)
+    first = int(column.argmin())
+    best = column == column[first]
+    if np.count_nonzero(best) == 1:
         return views[first]
-    return rng.choice([view for view, score in zip(views, scores, strict=True) if score == best])
+    return views[rng.choice(np.flatnonzero(best).tolist())]

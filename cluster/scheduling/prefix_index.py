@@ -15,17 +15,16 @@ from operator import or_
 from decodefleet.worker.protocol import Tier
 
 from .block_holders import Slots, TierMap, note_leading
-from .chain import STRIDE, Chain
+from .chain import Chain
 from .recent_chains import RecentChains
 from .view import Hit, WorkerKey
 
 _SWEEP = 20_000
-# so many blocks of a chain are looked up one by one; behind them, samples at a time
-_EXACT = 32
-_FEWEST_SAMPLES = 4
-_MOST_SAMPLES = 32
+# so many blocks of a chain are looked up one by one; behind them, its marks
+_EXACT = 16
 
-Lookup = Callable[[bytes], int | None]
+
+Lookup = Callable[[bytes, int], int]
 
 
 class PrefixIndex:
@@ -119,31 +118,31 @@ class PrefixIndex:
     def _walk(self, tiers: Sequence[Tier], chain: Chain, alive: int) -> dict[int, int]:
         """Leading blocks per slot over the union of `tiers`; stops at the first block that nobody holds.
 
-        Behind the first blocks of a chain most have the same holders as the one before: every eighth is
-        looked up, ever more of them at a time, and all eight only where one of the holders drops out. So a
-        hole of less than eight blocks may be overlooked in a long prompt.
+        Caches give up the ends of chains first, so that behind the first blocks marks are enough; where a
+        holder drops out between two of them is found by bisection. A hole that has no mark in it, of a few
+        blocks or an eighth of what lies before it, is overlooked.
         """
-        maps = [self._tiers[tier].holders.get for tier in tiers if tier in self._tiers]
+        holders = _lookup([self._tiers[tier].holders for tier in tiers if tier in self._tiers])
         leading: dict[int, int] = {}
-        length, exact, samples = 0, _EXACT, _FEWEST_SAMPLES
-        while maps and alive and length < chain.length:
-            if not exact and chain.length - length >= samples * STRIDE:
-                masks = _holders(maps, chain.sample(length, samples))
-                steps = _all_there(masks, alive)
-                length += steps * STRIDE
-                samples = min(2 * samples, _MOST_SAMPLES)
-                if steps == len(masks):
-                    continue
-            exact, samples = exact or STRIDE, _FEWEST_SAMPLES
-            for holders in _holders(maps, chain.part(length, exact)):
-                missing = alive & ~(holders or 0)
-                if missing:
-                    note_leading(leading, missing, length)
-                    alive &= ~missing
-                    if not alive:
-                        return leading
-                length += 1
-            exact = 0
+        length = 0
+        for block in chain.part(0, _EXACT):
+            missing = alive & ~holders(block, 0)
+            if missing:
+                note_leading(leading, missing, length)
+                alive ^= missing
+                if not alive:
+                    return leading
+            length += 1
+        for mark, position in zip(chain.marks, chain.positions, strict=True):
+            if position < length:
+                continue
+            missing = alive & ~holders(mark, 0)
+            if missing:
+                _narrow(leading, holders, chain, length, position, missing)
+                alive ^= missing
+                if not alive:
+                    return leading
+            length = position + 1
         note_leading(leading, alive, length)
         return leading
 
@@ -163,17 +162,23 @@ def _hit(gpu: int, memory: int, anywhere: int) -> Hit:
     return Hit(max(memory, anywhere), gpu, memory)
 
 
-def _holders(maps: Sequence[Lookup], blocks: Sequence[bytes]) -> list[int | None]:
-    """Bitmask of who holds it in any of the maps, for each block."""
+def _lookup(maps: Sequence[dict[bytes, int]]) -> Lookup:
+    """Bitmask of who holds a block in any of the maps."""
     if len(maps) == 1:
-        return list(map(maps[0], blocks))
-    columns = [map(get, blocks) for get in maps]
-    return [reduce(or_, (mask or 0 for mask in masks)) for masks in zip(*columns, strict=True)]
+        return maps[0].get
+    return lambda block, nobody: reduce(or_, (held.get(block, nobody) for held in maps), nobody)
 
 
-def _all_there(masks: Sequence[int | None], alive: int) -> int:
-    """How many of the masks, from the first on, have all bits of `alive`."""
-    first = masks[0]
-    if first and not alive & ~first and masks.count(first) == len(masks):
-        return len(masks)
-    return next((place for place, mask in enumerate(masks) if alive & ~(mask or 0)), len(masks))
+def _narrow(
+    leading: dict[int, int], holders: Lookup, chain: Chain, least: int, most: int, slots: int
+) -> None:
+    """Note how many blocks each of `slots` holds: `least` or more, not the one at `most`."""
+    if least == most:
+        note_leading(leading, slots, least)
+        return
+    middle = (least + most) // 2
+    there = slots & holders(chain.block(middle), 0)
+    if there:
+        _narrow(leading, holders, chain, middle + 1, most, there)
+    if slots != there:
+        _narrow(leading, holders, chain, least, middle, slots ^ there)

@@ -24,7 +24,7 @@ class RequestKey(NamedTuple):
     request_id: str
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """load: what is still promised; its prefill part ends with Started. marks: of its prompt's `Chain`."""
 
     key: RequestKey

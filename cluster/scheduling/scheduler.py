@@ -94,7 +94,7 @@ class GlobalScheduler:
             self.index.clear(current.key)
         self._fences.readmit(key)
         member = self.fleet.register(message, now)
-        self.fleet.report(member, message.stats, self.ledger.load(key), now)
+        self.fleet.report(member, message.stats, now)
         acknowledge = Outgoing(key.worker_id, Acknowledge(epoch=self.epoch))
         return [acknowledge, *self._news(now), *self._admission.drain(now)]
 
@@ -105,7 +105,7 @@ class GlobalScheduler:
             if self.fleet.superseded(key):
                 return []
             return [Outgoing(key.worker_id, Acknowledge(epoch=self.epoch, known=False))]
-        self.fleet.report(member, message.stats, self.ledger.load(key), now)
+        self.fleet.report(member, message.stats, now)
         return [Outgoing(key.worker_id, Acknowledge(epoch=self.epoch)), *self._admission.drain(now)]
 
     def hello(self, router_id: str, now: float) -> list[Outgoing]:
@@ -192,7 +192,7 @@ class GlobalScheduler:
                 incarnation=member.key.incarnation,
                 endpoint=member.endpoint,
                 model=member.card.name,
-                sequences=self.fleet.view(member, self.ledger.load(member.key)).load.sequences,
+                sequences=self.fleet.view(member).load.sequences,
                 max_running=member.stats.max_running,
             )
             for member in self.fleet

@@ -9,8 +9,6 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -120,31 +118,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
         return self.prompt_tokens + self.expected_tokens // 2
 
 
-class Rates(NamedTuple):
-    """What a cost takes from a worker, in seconds: in any case, per uncached token, per token of context
-    read, per sequence; and how many sequences run there."""
-
-    fixed: float
-    prefill_token: float
-    kv_token: float
-    sequence: float
-    running: int
-
-
-class Room(NamedTuple):
-    """What a worker can still take; infinite where nothing limits it.
-
-    pool: blocks of any one request. start_s: seconds of prefill before a new request's own.
-    """
-
-    seats: float
-    blocks: float
-    pool: float
-    start_s: float
-
-
-@dataclass(frozen=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True, gc=False):
     """One live worker at one moment.
 
     load: reserved plus reported beyond that. last_heartbeat: on the scheduler's clock.
@@ -159,23 +133,6 @@ class WorkerView:
     step_time: StepTime
     last_heartbeat: float
     last_placed: int = 0
-
-    @cached_property
-    def rates(self) -> Rates:
-        """Every placement asks every worker, and most workers have not changed since the last."""
-        step, load = self.step_time, self.load
-        fixed = self.start_s + self.step_s
-        return Rates(fixed, step.prefill_token, step.kv_token, step.sequence, load.sequences)
-
-    @cached_property
-    def room(self) -> Room:
-        stats, load = self.stats, self.load
-        pool = stats.total_blocks or _UNLIMITED
-        # an idle worker takes any prompt that its pool holds at all
-        if not load.sequences:
-            return Room(_UNLIMITED, _UNLIMITED, pool, self.start_s)
-        seats = _UNLIMITED if stats.max_running is None else stats.max_running - load.sequences
-        return Room(seats, stats.total_blocks - load.blocks, pool, self.start_s)
 
     @property
     def headroom_blocks(self) -> int:

@@ -134,6 +134,8 @@ class Load:
 
 def run(workers: int, blocks: int, hit_depth: float, seconds: float, live: int) -> dict[str, float]:
     load = Load(workers, blocks, hit_depth, live)
+    # as the scheduler's process does once it has started
+    gc.freeze()
     times: list[float] = []
     cpu_times: list[float] = []
     start, spent = time.perf_counter(), 0.0

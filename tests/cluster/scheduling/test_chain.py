@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decodefleet.cluster.scheduling.chain import STRIDE, Chain
+from decodefleet.cluster.scheduling.chain import Chain
 
 
 def test_broken_tail_is_ignored():
@@ -34,6 +34,6 @@ def test_parts(make):
     assert [*chain.part(0, 4), *chain.part(4, 4), *chain.part(8, 4)] == hashes
 
 
-def test_sample(make):
-    hashes = make.hashes(100)
-    assert list(Chain.of(hashes).sample(10, 5)) == hashes[10 + STRIDE - 1 :: STRIDE][:5]
+def test_one_block(make):
+    hashes = make.hashes(10)
+    assert [Chain.of(hashes).block(at) for at in range(10)] == hashes

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodefleet.cluster.scheduling.candidates import with_room
+from decodefleet.cluster.scheduling.candidates import Candidates, with_room
 from decodefleet.cluster.scheduling.cost import (
     FLOOR,
     LATER,
@@ -141,7 +141,7 @@ def test_added_up_costs_equal_the_formula(make, workers, demand):
     hits = {view.key: hit for view, (_, hit, _) in zip(views, workers, strict=True) if hit is not None}
     mean = mean_running(views)
     expected = [cost_of(view, demand, hits.get(view.key, NO_HIT), mean).total for view in views]
-    assert total_costs(views, demand, hits) == pytest.approx(expected, rel=1e-9)
+    assert total_costs(Candidates.of(views), demand, hits) == pytest.approx(expected, rel=1e-9)
 
 
 @given(
@@ -158,4 +158,4 @@ def test_candidates_are_those_that_fit_and_begin_soon(make, workers, demand):
     expected = [view for view in fitting if view.start_s <= 1.0 or view.key in hits]
     if not any(view.start_s <= 1.0 for view in fitting):
         expected = []
-    assert with_room(views, demand, hits, 1.0) == expected
+    assert list(with_room(Candidates.of(views), demand, hits, 1.0)) == expected

@@ -5,6 +5,7 @@ from random import Random
 import msgspec
 import pytest
 
+from decodefleet.cluster.scheduling.candidates import Candidates
 from decodefleet.cluster.scheduling.cost import cost_of, fetch_s, total_costs
 from decodefleet.cluster.scheduling.peers import MIN_BLOCKS, Lender, best_lender, peer_of, with_lender
 from decodefleet.cluster.scheduling.policy import CostPolicy
@@ -74,7 +75,7 @@ def test_cost_is_bytes_over_bandwidth(make):
     )
     assert cost.restore == pytest.approx(moving)
     assert without.compute - cost.compute == pytest.approx(30 * 16 * view.step_time.prefill_token)
-    assert total_costs([view], DEMAND, {view.key: borrowed}) == [pytest.approx(cost.total)]
+    assert total_costs(Candidates.of([view]), DEMAND, {view.key: borrowed}) == [pytest.approx(cost.total)]
     assert view.cached_tokens(DEMAND, borrowed) == 640
     assert view.load_of(DEMAND, borrowed).prefill_tokens == 60
 
@@ -86,7 +87,7 @@ def test_busy_owner_is_relieved(make):
     hits = {OWNER: Hit(40, 40, 40)}
     policy = CostPolicy()
     extended = with_lender(views, hits, lender())
-    assert policy.choose(views, DEMAND, extended, Random(0)).key == OTHER
+    assert policy.choose(Candidates.of(views), DEMAND, extended, Random(0)).key == OTHER
     alone = cost_of(views[1], DEMAND, NO_HIT).first_token_s
     assert cost_of(views[1], DEMAND, extended[OTHER]).first_token_s < alone / 5
 

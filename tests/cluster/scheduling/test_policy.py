@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from decodefleet.cluster.scheduling.candidates import Candidates
 from decodefleet.cluster.scheduling.policy import POLICIES, CostPolicy, LeastLoad, PrefixOnly, RoundRobin
 from decodefleet.cluster.scheduling.view import Demand, Hit, Load
 
@@ -13,7 +14,7 @@ HOLDS_512 = Hit(32, 32)
 
 
 def choose(policy, views, hits=None, demand=DEMAND, seed=0) -> str:
-    return policy.choose(views, demand, hits or {}, Random(seed)).key.worker_id
+    return policy.choose(Candidates.of(views), demand, hits or {}, Random(seed)).key.worker_id
 
 
 @pytest.mark.parametrize("policy", POLICIES.values())

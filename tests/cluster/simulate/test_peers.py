@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from decodefleet.cluster.scheduling.candidates import Candidates
 from decodefleet.cluster.scheduling.cost import bounded
 from decodefleet.cluster.scheduling.view import NO_LOAD, Demand, Hit, Load, WorkerKey, WorkerView
 from decodefleet.cluster.simulate.peers import DynamoKv, LlmdScorers, SglangCacheAware
@@ -30,7 +31,7 @@ def view(worker_id: str, load: Load = NO_LOAD, **stats) -> WorkerView:
 
 
 def choose(policy, views, hits=None, demand=DEMAND, seed: int = 0) -> str:
-    return policy.choose(views, demand, hits or {}, Random(seed)).key.worker_id
+    return policy.choose(Candidates.of(views), demand, hits or {}, Random(seed)).key.worker_id
 
 
 def holds(view: WorkerView, blocks: int) -> dict[WorkerKey, Hit]:
