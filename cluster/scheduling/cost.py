@@ -8,6 +8,8 @@
     slowdown = (PRESENT · running + LATER · mean running)     whom its prefill holds up: who runs there now is
                · uncached · prefill_token                     gone before long, and then it is as full as any
              + PRESENT · running · expected tokens · Δstep    who waits for its share of each decode step
+    evict    = EVICTED · uncached · prefill_token             what it writes pushes as much out, which others
+                                                              compute again and wait for
     Δstep    = n · (sequence + context · kv_token)        context: in its middle, within the model's windows
 
 The coefficients are the worker's own: its fitted step time, and its tiers as measured. What is compared is
@@ -27,10 +29,10 @@ from .candidates import Array, Candidates, Rates
 from .view import NO_HIT, Demand, Hit, Hits, WorkerView
 
 # as `/debug/placements` tells it beside the terms
-FORMULA = "total = start + restore + compute + slowdown ; seconds, the least wins"
+FORMULA = "total = start + restore + compute + slowdown + evict ; seconds, the least wins"
 
-# decision record 0028: from a sweep on half a trace, reported on others
-PRESENT, LATER = 0.2, 0.5
+# decision records 0028 and 0037: from sweeps on first halves of traces, reported on the others
+PRESENT, LATER, EVICTED = 0.2, 0.5, 2.0
 
 # of an 8B model on one data-centre GPU; used until a worker reports its own
 PRIOR = StepTime(base=0.01, prefill_token=1e-4, kv_token=1e-8, sequence=1e-4)
@@ -54,6 +56,7 @@ class Cost(NamedTuple):
     restore: float
     compute: float
     slowdown: float
+    evict: float
 
     @property
     def first_token_s(self) -> float:
@@ -61,7 +64,7 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> float:
-        return self.start + self.restore + self.compute + self.slowdown
+        return self.start + self.restore + self.compute + self.slowdown + self.evict
 
 
 def bounded(step_time: StepTime | None) -> StepTime:
@@ -125,7 +128,8 @@ def cost_of(view: WorkerView, demand: Demand, hit: Hit, mean_running: float | No
     per_step = n * (step.sequence + context * step.kv_token)
     later = LATER * (running if mean_running is None else mean_running)
     slowdown = (PRESENT * running + later) * prefill + PRESENT * running * demand.expected_tokens * per_step
-    return Cost(load.prefill_tokens * step.prefill_token, restore, compute, slowdown)
+    start = load.prefill_tokens * step.prefill_token
+    return Cost(start, restore, compute, slowdown, EVICTED * prefill)
 
 
 def mean_running(views: Sequence[WorkerView]) -> float:
@@ -141,7 +145,7 @@ def total_costs(candidates: Candidates, demand: Demand, hits: Hits) -> Array:
     prompt, steps = demand.prompt_tokens, PRESENT * demand.expected_tokens * demand.n
     factors = Rates(
         fixed=1,
-        prefill_token=(1 + LATER * mean) * prompt,
+        prefill_token=(1 + EVICTED + LATER * mean) * prompt,
         kv_token=card.tokens_read(prompt),
         sequence=demand.n,
         running=0,
@@ -155,8 +159,8 @@ def total_costs(candidates: Candidates, demand: Demand, hits: Hits) -> Array:
         if hit.gpu_blocks < hit.blocks or hit.peer_blocks > hit.blocks:
             totals[row] = cost_of(view, demand, hit, mean).total
             continue
-        held_up = 1 + LATER * mean + PRESENT * view.load.sequences
-        totals[row] -= view.cached_tokens(demand, hit) * held_up * view.step_time.prefill_token
+        weight = 1 + EVICTED + LATER * mean + PRESENT * view.load.sequences
+        totals[row] -= view.cached_tokens(demand, hit) * weight * view.step_time.prefill_token
     return totals
 
 

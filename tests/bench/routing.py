@@ -24,7 +24,9 @@ from decodefleet.cluster.simulate.options import SimulateOptions
 from decodefleet.cluster.simulate.report import markdown
 
 POLICIES = ("cost", "round-robin", "least-load", "prefix-only", "sglang", "dynamo", "llm-d")
-WEIGHTS = (0.05, 0.2, 0.5, 2.0, 5.0)
+WEIGHTS = (0.2, 0.5, 2.0, 5.0)
+# as many populations of users as this goes into the workers: the same load on each, the same time between two
+# requests of a conversation
 PER_WORKERS = 16
 
 
@@ -70,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--workers", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--speeds", type=float, nargs="+", default=[3.0, 5.0])
+    parser.add_argument("--speeds", type=float, nargs="+", default=[5.0])
     parser.add_argument("--part", type=float, nargs=2, default=[0.5, 1.0], help="shares of the trace")
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--out", type=Path, required=True)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from decodefleet.cluster.scheduling.candidates import Candidates, with_room
 from decodefleet.cluster.scheduling.cost import (
+    EVICTED,
     FLOOR,
     LATER,
     LINKS,
@@ -27,7 +28,10 @@ def test_idle_worker_costs_one_step(make):
     assert cost.start == cost.restore == cost.slowdown == 0
     # base, 160 uncached tokens, one sequence, 160 tokens read
     assert cost.compute == pytest.approx(0.01 + 0.160 + 0.001 + 160e-7)
-    assert cost.total == cost.first_token_s == cost.compute
+    # 160 tokens written push out as many
+    assert cost.evict == pytest.approx(EVICTED * 0.160)
+    assert cost.first_token_s == cost.compute
+    assert cost.total == pytest.approx(cost.compute + cost.evict)
 
 
 def test_queue_is_waited_for(make):
@@ -39,6 +43,7 @@ def test_cached_tokens_are_not_computed(make):
     full = cost_of(make.view(), DEMAND, NO_HIT)
     half = cost_of(make.view(), DEMAND, Hit(5, 5))
     assert full.compute - half.compute == pytest.approx(80e-3)
+    assert full.evict - half.evict == pytest.approx(EVICTED * 80e-3)
     # one token at least
     all_of_it = cost_of(make.view(), DEMAND, Hit(10, 10))
     assert full.compute - all_of_it.compute == pytest.approx(159e-3)
