@@ -17,7 +17,13 @@ PLACEMENTS = 8
 WIDE = 120
 PLACED_ON = 24
 STATES = {"serving": "green", "draining": "yellow"}
-TERMS = {"start": "start", "restore": "restore", "compute": "compute", "slowdown": "slow-down"}
+TERMS = {
+    "start": "start",
+    "restore": "restore",
+    "compute": "compute",
+    "slowdown": "slow-down",
+    "evict": "evict",
+}
 
 
 def fleet_view(

@@ -2,7 +2,7 @@
 
 import { bar, byId, count, el, seconds } from "./dom.js";
 
-const TERMS = [["start", "b5", "until it starts"], ["restore", "b4", "bring back"], ["compute", "b1", "compute"], ["slowdown", "b2", "slow-down of others"]];
+const TERMS = [["start", "b5", "until it starts"], ["restore", "b4", "bring back"], ["compute", "b1", "compute"], ["slowdown", "b2", "slow-down of others"], ["evict", "b3", "compute again what it pushes out"]];
 
 export function showPlacements(placements, now) {
   byId("cost-legend").replaceChildren(...TERMS.map(([, name, words]) =>

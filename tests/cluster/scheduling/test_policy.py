@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from decodefleet.cluster.scheduling.candidates import Candidates
+from decodefleet.cluster.scheduling.cost import EVICTED
 from decodefleet.cluster.scheduling.policy import POLICIES, CostPolicy, LeastLoad, PrefixOnly, RoundRobin
 from decodefleet.cluster.scheduling.view import Demand, Hit, Load
 
@@ -42,9 +43,10 @@ def test_holder_with_a_long_queue_loses(make):
         holder = make.view("w1", load=Load(prefill_tokens=queued))
         return choose(CostPolicy(), [other, holder], {holder.key: HOLDS_512})
 
-    # recomputing 512 tokens takes as long as 512 queued ones
-    assert chosen(500) == "w1"
-    assert chosen(520) == "w0"
+    # recomputing 512 tokens takes as long as 512 queued ones, and so does each time what they push out
+    even = 512 * (1 + EVICTED)
+    assert chosen(round(even) - 12) == "w1"
+    assert chosen(round(even) + 8) == "w0"
 
 
 def test_a_miss_goes_by_load(make):
@@ -57,7 +59,7 @@ def test_affinity_is_traded_continuously(make):
     other = make.view("w0")
 
     def break_even(blocks: int) -> int:
-        for queued in range(0, 1000, 8):
+        for queued in range(0, 3000, 8):
             holder = make.view("w1", load=Load(prefill_tokens=queued))
             if choose(CostPolicy(), [other, holder], {holder.key: Hit(blocks, blocks)}) == "w0":
                 return queued
@@ -69,7 +71,7 @@ def test_affinity_is_traded_continuously(make):
 
 def test_hits_are_worth_more_the_busier_the_fleet_is(make):
     """What a prefill costs those who will run beside it counts wherever it goes."""
-    busier = Load(prefill_tokens=600, sequences=0)
+    busier = Load(prefill_tokens=600 + round(512 * EVICTED), sequences=0)
 
     def chosen(elsewhere: int) -> str:
         views = [make.view("w0"), make.view("w1", load=busier)]

@@ -580,7 +580,7 @@ def test_decisions_explain_themselves(make):
     assert set(terms) == {"w0", "w1"}
     assert terms["w1"]["total"] < terms["w0"]["total"]
     for cost in terms.values():
-        parts = cost["start"] + cost["restore"] + cost["compute"] + cost["slowdown"]
+        parts = sum(seconds for term, seconds in cost.items() if term != "total")
         assert cost["total"] == pytest.approx(parts)
     scheduler.place(make.place("b", model="nobody's"), ROUTER, 2.1)
     assert scheduler.log.explain("b")[0]["refused"] == "unknown_model"
