@@ -63,16 +63,18 @@ def arrivals(requests: Sequence[Request], block_size: int, *, shared: bool, copi
 
     copies: so many populations of users with nothing in common, each a shifted share of the span later.
     """
-    span = max((request.at or 0.0) for request in requests)
+    times = [request.at or 0.0 for request in requests]
+    start, end = min(times), max(times)
+    span = end - start
     found: list[Arrival] = []
     for copy in range(copies):
         chains = Chains(block_size, copy)
         shift = span * copy / copies
-        for request in requests:
-            at = (request.at or 0.0) + shift
+        for request, time in zip(requests, times, strict=True):
+            at = time + shift
             found.append(
                 Arrival(
-                    at - span if at > span else at,
+                    at - span if at > end else at,
                     request.input_len,
                     request.output_len,
                     chains.of(request) if shared else b"",

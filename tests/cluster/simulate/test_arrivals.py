@@ -33,5 +33,10 @@ def test_copies_share_nothing_and_come_in_order():
     assert len({arrival.chain for arrival in made}) == 2
 
 
+def test_copies_of_a_trace_that_begins_late_take_no_longer_than_it():
+    made = arrivals([request("a", at=100.0), request("a", at=110.0)], 512, shared=True, copies=2)
+    assert [arrival.at for arrival in made] == [100.0, 105.0, 105.0, 110.0]
+
+
 def test_prompts_that_share_nothing_need_no_chains():
     assert arrivals([request("a")], 512, shared=False)[0].chain == b""
