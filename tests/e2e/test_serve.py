@@ -98,7 +98,8 @@ def test_placements_can_be_looked_up_by_request(served: Served) -> None:
     answer = chat(served, max_tokens=1)
     (decision,) = placements(served, request_id=answer["id"])
     assert len(decision["considered"]) == 2
-    assert {"start", "restore", "compute", "slowdown", "evict", "total"} <= set(decision["considered"][0]["cost_s"])
+    terms = set(decision["considered"][0]["cost_s"])
+    assert {"start", "restore", "compute", "slowdown", "evict", "total"} <= terms
 
 
 def test_metrics_are_the_fleets(served: Served) -> None:
