@@ -30,7 +30,8 @@ from typing import Any
 import httpx
 import psutil
 from chaos_cluster import fleet_metrics, residue
-from offered_load import Offer, Reply, first_times, offer_all, poisson, quantile
+from offered_load import Offer, Reply, first_times, offer_all, poisson
+from quantiles import quantile
 from served import Served
 
 STEP_S = 0.1

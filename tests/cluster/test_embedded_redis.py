@@ -4,20 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
+from waiting import until
 
 from decodefleet.cluster import embedded_redis
 from decodefleet.cluster.embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
-
-
-def wait_until(condition) -> None:
-    while not condition():
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -48,7 +43,7 @@ def test_comes_back_after_a_kill():
     with EmbeddedRedis() as server:
         first, url = server.pid, server.url
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: server.pid not in (first, None))
+        until(lambda: server.pid not in (first, None))
 
         def answers() -> bool:
             try:
@@ -57,7 +52,7 @@ def test_comes_back_after_a_kill():
                 return False
             return True
 
-        wait_until(answers)
+        until(answers)
 
 
 def test_dies_with_its_owner():
@@ -76,7 +71,7 @@ def test_dies_with_its_owner():
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: is_gone(pid))
+    until(lambda: is_gone(pid))
     # the next start sweeps up, but leaves alone what is young and may be in the making
     with EmbeddedRedis():
         assert folder.exists()

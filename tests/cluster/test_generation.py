@@ -15,7 +15,8 @@ import pytest
 from engine_workers import EngineWorker
 from engines import VOCAB, RecordingSink, make_engine, write_tiny_llama
 from router_scene import Scene, collect, text_of
-from tiny_peers import PATIENCE_S, eventually
+from tiny_peers import PATIENCE_S
+from waiting import eventually
 
 from decodefleet.cluster.dataplane.errors import WorkerLost, WorkerMoved
 from decodefleet.cluster.generation import Generation

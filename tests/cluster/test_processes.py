@@ -7,12 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from decodefleet.cluster.processes import end_processes, free_ports, port_is_free
 
@@ -42,11 +41,6 @@ def start(folder: Path, what: str = "wait") -> tuple[subprocess.Popen[bytes], li
     guardian = subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder), what], start_new_session=True)
     until(lambda: (folder / "pids").exists() and len((folder / "pids").read_text().split()) == 2)
     return guardian, [int(pid) for pid in (folder / "pids").read_text().split()]
-
-
-def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import psutil
 import pytest
 import zmq
 import zmq.asyncio
+from waiting import eventually
 
 from decodefleet.cluster import replica
 from decodefleet.cluster.config import ServeConfig
@@ -116,11 +117,6 @@ async def running(config: ServeConfig, scheduler: TinyScheduler, **options: Any)
         assert supervisor.pid is None
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - another process's doing, there is no event to wait for
-        await asyncio.sleep(0.02)
-
-
 class Client:
     """Speaks to a worker as a router does."""
 
@@ -155,7 +151,7 @@ async def test_starts_a_rank_and_registers_it(
     ) as supervisor:
         assert supervisor.ready is not None
         supervisor.check_health()
-        await until(lambda: scheduler.registered)
+        await eventually(lambda: scheduler.registered)
         assert scheduler.registered[0].incarnation == supervisor.ready.incarnation
         assert scheduler.registered[0].endpoint == supervisor.ready.endpoint
     news = receiver.receive(timeout_s=5)
@@ -169,10 +165,10 @@ async def test_a_killed_rank_comes_back_as_a_new_incarnation(smollm2: Path, sche
         first = supervisor.ready
         assert first is not None
         assert supervisor.pid is not None
-        await until(lambda: scheduler.registered)
+        await eventually(lambda: scheduler.registered)
         os.kill(supervisor.pid, signal.SIGKILL)
-        await until(lambda: supervisor.ready is not None and supervisor.ready is not first)
-        await until(lambda: len(scheduler.registered) == 2)
+        await eventually(lambda: supervisor.ready is not None and supervisor.ready is not first)
+        await eventually(lambda: len(scheduler.registered) == 2)
         assert scheduler.registered[1].worker_id == first.worker_id
         assert scheduler.registered[1].incarnation != first.incarnation
         supervisor.check_health()
@@ -188,7 +184,7 @@ async def test_a_rank_that_is_frozen_for_long_is_killed_and_started_again(
         assert first is not None
         assert supervisor.pid is not None
         os.kill(supervisor.pid, signal.SIGSTOP)
-        await until(lambda: supervisor.ready is not first and supervisor.ready is not None)
+        await eventually(lambda: supervisor.ready is not first and supervisor.ready is not None)
         supervisor.check_health()
 
 
@@ -203,7 +199,7 @@ async def test_an_engine_that_hangs_is_killed_though_its_heart_beats(
         assert first is not None
         client = Client(first.endpoint)
         await client.submit(first, max_tokens=40)
-        await until(lambda: supervisor.ready is not first and supervisor.ready is not None)
+        await eventually(lambda: supervisor.ready is not first and supervisor.ready is not None)
         client.close()
 
 
@@ -215,11 +211,11 @@ async def test_a_rank_that_cannot_be_kept_alive_makes_the_replica_unhealthy(
     async with running(make_config(smollm2), scheduler) as supervisor:
         for _ in range(2):
             supervisor.check_health()
-            await until(lambda: supervisor.ready is not None)
+            await eventually(lambda: supervisor.ready is not None)
             assert supervisor.pid is not None
             os.kill(supervisor.pid, signal.SIGKILL)
-            await until(lambda: supervisor.ready is None)
-        await until(lambda: supervisor.given_up)
+            await eventually(lambda: supervisor.ready is None)
+        await eventually(lambda: supervisor.given_up)
         with pytest.raises(WorkerFailed, match="SIGKILL"):
             supervisor.check_health()
 
@@ -237,7 +233,7 @@ async def test_kv_events_reach_the_publisher_of_their_incarnation(
         assert supervisor.ready is not None
         client = Client(supervisor.ready.endpoint)
         await client.submit(supervisor.ready, max_tokens=4)
-        await until(lambda: publishers[0].events)
+        await eventually(lambda: publishers[0].events)
         assert publishers[0].ready == supervisor.ready
         assert publishers[0].state == "started"
         assert len(publishers[0].events[0].stored) >= 16
@@ -333,7 +329,7 @@ async def test_a_rank_dies_with_its_supervisor(smollm2: Path, tmp_path: Path) ->
     assert psutil.pid_exists(rank)
     process.kill()
     await process.wait()
-    await until(lambda: not psutil.pid_exists(rank))
+    await eventually(lambda: not psutil.pid_exists(rank))
 
 
 def test_threads_are_the_cores_divided(monkeypatch: pytest.MonkeyPatch) -> None:

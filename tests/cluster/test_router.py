@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from router_scene import Scene, collect, text_of
-from tiny_peers import eventually
+from waiting import eventually
 
 from decodefleet.cluster import attempt
 from decodefleet.cluster.dataplane.errors import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 from decodefleet.cluster.observability.spans import Tracing
 
@@ -73,15 +73,6 @@ def complete(http: httpx.Client, **body: Any) -> httpx.Response:
     return http.post("/v1/completions", json={"prompt": "some words to say", "max_tokens": 6, **body})
 
 
-def eventually(found: Callable[[], Any]) -> Any:
-    """The first true answer: the scheduler hears from routers and workers in its own time."""
-    for _ in range(400):
-        if (answer := found()) is not None:
-            return answer
-        time.sleep(0.05)
-    raise AssertionError("it never came")
-
-
 def test_the_fleet_s_metrics_have_what_dashboards_of_vllm_read(http: httpx.Client) -> None:
     assert complete(http).status_code == 200
 
@@ -89,7 +80,7 @@ def test_the_fleet_s_metrics_have_what_dashboards_of_vllm_read(http: httpx.Clien
         found = {family.name for family in text_string_to_metric_families(http.get("/metrics").text)}
         return found if found >= VLLM else None
 
-    assert all(name.startswith(("decodefleet_", "vllm:")) for name in eventually(families))
+    assert all(name.startswith(("decodefleet_", "vllm:")) for name in until(families))
 
 
 def test_what_dashboards_and_alerts_ask_for_is_there(http: httpx.Client) -> None:
@@ -103,7 +94,7 @@ def test_what_dashboards_and_alerts_ask_for_is_there(http: httpx.Client) -> None
         exported = re.findall(r"^# TYPE (\S+)", http.get("/metrics").text, re.MULTILINE)
         return all(name.startswith(ELSEWHERE) for name in asked - {*exported}) or None
 
-    assert eventually(complete_scrape)
+    assert until(complete_scrape)
 
 
 def test_one_line_per_request_with_its_tokens_and_times(
@@ -116,7 +107,7 @@ def test_one_line_per_request_with_its_tokens_and_times(
     complete(http, temperature=9)
     with http.stream("POST", "/v1/completions", json={"prompt": "a b", "stream": True, "n": 2}) as answer:
         answer.read()
-    lines = eventually(lambda: rows if len(rows := [*caplog.records]) >= 3 else None)
+    lines = until(lambda: rows if len(rows := [*caplog.records]) >= 3 else None)
     good, bad, stream = (line.request for line in lines)
     assert (good["status"], good["generated_tokens"], good["outcome"]) == (200, 6, "length")
     assert good["tenant"] == evil
@@ -141,7 +132,7 @@ def test_a_client_that_leaves_is_told_in_its_line(
         "POST", "/v1/completions", json={"prompt": "x " * 500, "stream": True, "max_tokens": 900}
     ):
         pass
-    (line,) = eventually(lambda: rows if (rows := [*caplog.records]) else None)
+    (line,) = until(lambda: rows if (rows := [*caplog.records]) else None)
     assert line.request["outcome"] == "client_left"
     assert traced.router.metrics.in_flight._value.get() == 0
 
@@ -187,7 +178,7 @@ def test_the_overview_of_a_running_fleet(http: httpx.Client) -> None:
         points = http.get("/debug/fleet").json()["history"]["points"]
         return next((point for point in points if point["ttft_s"] and point["generated_tokens"]), None)
 
-    point = eventually(measured)
+    point = until(measured)
     assert point["workers"] == 2
     assert point["requests"] > 0
     assert http.get("/debug/fleet", params={"since": point["at"] + 1e6}).json()["placements"] == []

@@ -18,7 +18,8 @@ import httpx
 import pytest
 import redis
 from raw_http import connect, post_in_two
-from served import Served, command_line, until
+from served import Served, command_line
+from waiting import until
 
 from decodefleet.cluster.directory.keys import PREFIX
 from decodefleet.cluster.processes import free_ports, port_is_free

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tiny_families import SHAPE, write_random
 from transformers import LlamaConfig
+from waiting import until
 
 STREAMS = 16
 # of log-probabilities in bf16: a tie between two tokens, and between one rank and several
@@ -99,19 +100,19 @@ def test_a_killed_rank_takes_its_worker_along_and_nobody_else(
     stack = make_brief_stack(workers=2, folder=folder, fake=False, blocks=2200, runner=runner)
     ready = Readiness(stack)
     streams = [Stream(stack.url, number) for number in range(STREAMS)]
-    wait_for(lambda: all(stream.pieces > 2 for stream in streams))
+    until(lambda: all(stream.pieces > 2 for stream in streams))
     hit, other = stack.supervisors
     first, untouched = hit.ready.incarnation, other.ready.incarnation
     (rank,) = followers(hit.pid)
     killed, times = time.monotonic(), {}
     rank.kill()
-    wait_for(lambda: first not in {member.key.incarnation for member in stack.scheduler.core.fleet})
+    until(lambda: first not in {member.key.incarnation for member in stack.scheduler.core.fleet})
     times["lost"] = time.monotonic() - killed
     # those of the worker that is gone go on elsewhere
     pieces = [stream.pieces for stream in streams]
-    wait_for(lambda: all(s.pieces > n or not s.is_alive() for s, n in zip(streams, pieces, strict=True)))
+    until(lambda: all(s.pieces > n or not s.is_alive() for s, n in zip(streams, pieces, strict=True)))
     times["longest pause of a stream"] = max(stream.pause for stream in streams)
-    wait_for(lambda: hit.ready is not None and hit.ready.incarnation != first)
+    until(lambda: hit.ready is not None and hit.ready.incarnation != first)
     times["back"] = time.monotonic() - killed
     # with -s; machines under load are slow, so nothing is asserted of them
     print({what: f"{seconds:.2f} s" for what, seconds in times.items()})
@@ -165,10 +166,3 @@ def agree(one: Any, several: Any) -> bool:
 def followers(pid: int | None) -> list[psutil.Process]:
     children = psutil.Process(pid).children()
     return [child for child in children if "decodefleet.worker.follower" in child.cmdline()]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.05)

@@ -20,6 +20,7 @@ import redis
 from chaos_streams import Answer, Length, Request, Transcript, make_requests, run_streams
 from chaos_wire import HOST, Wire
 from prometheus_client.parser import text_string_to_metric_families
+from quantiles import quantile
 from served import Served, command_line
 
 from decodefleet.cluster.directory.keys import Keys
@@ -251,10 +252,6 @@ def wait_settled(cluster: Cluster) -> list[str]:
     while (wrong := cluster.unsettled()) and time.monotonic() < give_up:
         time.sleep(0.1)
     return wrong
-
-
-def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
 def judge(transcript: Transcript, expected: Answer, scenario: Scenario, outcome: Outcome) -> None:

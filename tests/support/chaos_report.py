@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Iterator
 
-from chaos_cluster import Outcome, quantile
+from chaos_cluster import Outcome
+from quantiles import quantile
 
 SEED = int(os.environ.get("CHAOS_SEED") or time.time())
 REPEAT = int(os.environ.get("CHAOS_REPEAT") or 1)

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 
 import psutil
-from chaos_cluster import BREAKS, PATIENCE_S, SOME_BREAK, Cluster, Scenario
+from chaos_cluster import BREAKS, SOME_BREAK, Cluster, Scenario
 from chaos_redeploy import redeploy
+from waiting import until
 
 Strike = Callable[[Cluster, random.Random], str]
 
@@ -80,31 +81,23 @@ def roll(cluster: Cluster, rng: random.Random) -> str:
     # whatever it is now, another one
     cluster.options["max_queue"] = 1000 + rng.randrange(1000)
     redeploy(cluster)
-    _until(lambda: not old & _replicas(cluster) and len(cluster.of("rank")) == cluster.workers)
+    until(lambda: not old & _replicas(cluster) and len(cluster.of("rank")) == cluster.workers)
     return f"replaced {len(old)} replicas"
 
 
 def scale(cluster: Cluster, rng: random.Random) -> str:
     """One worker fewer, and back."""
     redeploy(cluster, workers=cluster.workers - 1)
-    _until(lambda: len(cluster.of("rank")) == cluster.workers - 1)
+    until(lambda: len(cluster.of("rank")) == cluster.workers - 1)
     time.sleep(rng.uniform(0.0, 0.5))
     redeploy(cluster)
-    _until(lambda: len(cluster.of("rank")) == cluster.workers)
+    until(lambda: len(cluster.of("rank")) == cluster.workers)
     return "scaled down and up"
 
 
 def _replicas(cluster: Cluster) -> set[int]:
     census = cluster.served.census()
     return {process.pid for role in ("rank", "scheduler", "router") for process in census[role]}
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > give_up:
-            raise TimeoutError
-        time.sleep(0.2)
 
 
 SCENARIOS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,10 +64,6 @@ async def offer_all(url: str, offers: Iterable[Offer]) -> list[Reply]:
 
 def first_times(replies: Iterable[Reply], status: int = 200) -> list[float]:
     return sorted(reply.first_s for reply in replies if reply.status == status)
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 async def _offer(url: str, offer: Offer, began: float) -> Reply:

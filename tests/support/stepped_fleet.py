@@ -67,11 +67,6 @@ def poisson(rng: Random, rate: float, seconds: float, tokens: int, tenant: str =
     return answers
 
 
-def quantile(values: Iterable[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 @dataclass
 class SteppedFleet:
     """workers × seats sequences at once, a token each per step of `step_s`."""

@@ -48,15 +48,6 @@ CARD = ModelCard(
 )
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Waits for a condition that nothing announces; fails when it never comes true."""
-    for _ in range(int(PATIENCE_S / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came true")
-
-
 class TinyPeer:
     """A ROUTER socket that keeps what comes, until a test asks for it."""
 

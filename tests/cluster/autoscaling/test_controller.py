@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from waiting import eventually
 
 from decodefleet.cluster.autoscaling import controller as module
 from decodefleet.cluster.autoscaling.controller import ScalingController
@@ -40,14 +41,6 @@ def register(core: GlobalScheduler, worker_id: str = "w0") -> None:
     core.register(message, time.monotonic())
 
 
-async def until(condition) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("in vain")
-
-
 async def test_load_makes_it_want_more(make):
     core = GlobalScheduler(1, SchedulingConfig(worker_timeout_s=1e6))
     register(core)
@@ -55,7 +48,7 @@ async def test_load_makes_it_want_more(make):
     controller.start()
     # a minute of prefill
     ask(core, 200)
-    await until(lambda: controller.wanted >= 2)
+    await eventually(lambda: controller.wanted >= 2)
     await controller.stop()
 
 
@@ -73,7 +66,7 @@ async def test_a_sleeping_fleet_is_woken_until_it_comes(make):
     await asyncio.sleep(0.05)
     assert woken == []
     ask(core, 2)
-    await until(lambda: len(core.ledger) == 2)
+    await eventually(lambda: len(core.ledger) == 2)
     await controller.stop()
     assert woken == [2, 2, 2]
     assert controller.wanted >= 1

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 import zmq.asyncio
-from tiny_peers import PATIENCE_S, TinyScheduler, eventually
+from tiny_peers import PATIENCE_S, TinyScheduler
+from waiting import eventually
 
 from decodefleet.cluster.dataplane import scheduler_client
 from decodefleet.cluster.dataplane.errors import PlacementRefused, SchedulerSilent

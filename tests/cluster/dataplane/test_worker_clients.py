@@ -10,7 +10,8 @@ import msgspec
 import pytest
 import zmq.asyncio
 from relay import Relay
-from tiny_peers import PATIENCE_S, TinyWorker, eventually
+from tiny_peers import PATIENCE_S, TinyWorker
+from waiting import eventually
 
 from decodefleet.cluster.dataplane import connection, worker_clients
 from decodefleet.cluster.dataplane.errors import WorkerLost, WorkerRejected

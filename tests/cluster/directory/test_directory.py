@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis as redis_client
+from waiting import eventually
 
 from decodefleet.cluster.directory.keys import Holder, Keys
 from decodefleet.cluster.directory.publisher import CHUNK, MAX_DELTA_BYTES, DirectoryPublisher
@@ -82,27 +83,21 @@ def make_reader(server) -> DirectoryReader:
     return DirectoryReader(server.url, MODEL, refresh_s=0.05)
 
 
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        # what is waited for happens in another process or task, which has nobody to tell us
-        await asyncio.sleep(0.01)
-
-
 async def test_news_travel(server, client):
     held = Held()
     async with running(make_publisher(server)) as publisher, running(make_reader(server), held) as reader:
         publisher.publish(make_events(1, make_hashes(0, 10)))
-        await until(lambda: held.of("w") == set(make_hashes(0, 10)))
+        await eventually(lambda: held.of("w") == set(make_hashes(0, 10)))
         publisher.publish(make_events(2, make_hashes(10, 12), make_hashes(0, 5)))
         publisher.publish(make_events(3, make_hashes(11, 14), tier="cpu"))
-        await until(lambda: held.of("w") == set(make_hashes(5, 12)))
-        await until(lambda: held.of("w", tier="cpu") == set(make_hashes(11, 14)))
+        await eventually(lambda: held.of("w") == set(make_hashes(5, 12)))
+        await eventually(lambda: held.of("w", tier="cpu") == set(make_hashes(11, 14)))
         publisher.publish(make_events(4, removed=make_hashes(11, 12)))
         publisher.publish(make_events(5, removed=make_hashes(12, 13), tier="cpu"))
-        await until(lambda: held.of("w", tier="cpu") == {make_hashes(11, 12)[0], make_hashes(13, 14)[0]})
+        await eventually(lambda: held.of("w", tier="cpu") == {make_hashes(11, 12)[0], make_hashes(13, 14)[0]})
         assert held.of("w") == set(make_hashes(5, 11))
         publisher.publish(make_events(6, make_hashes(50, 51), cleared=True))
-        await until(lambda: held.of("w") == set(make_hashes(50, 51)))
+        await eventually(lambda: held.of("w") == set(make_hashes(50, 51)))
         assert held.of("w", tier="cpu") == set()
         assert publisher.held == 1
         assert publisher.connected
@@ -115,19 +110,21 @@ async def test_schema(server, client):
     async with running(make_publisher(server, lease_s=60, about={"root": b"r"})) as publisher:
         publisher.publish(make_events(1, make_hashes(0, 2)))
         publisher.publish(make_events(2, make_hashes(1, 2), tier="nvme"))
-        await until(lambda: client.get(keys.tiers(holder)) == bytes((0b001, 0b101)))
+        await eventually(lambda: client.get(keys.tiers(holder)) == bytes((0b001, 0b101)))
         assert client.get(keys.blocks(holder)) == b"".join(make_hashes(0, 2))
         about = client.hgetall(keys.about(holder))
         assert {b"gpu": b"2", b"cpu": b"0", b"nvme": b"1", b"root": b"r"}.items() <= about.items()
         assert client.smembers(keys.workers) == {b"w|one"}
-        await until(lambda: client.exists(keys.deltas(holder)))
+        await eventually(lambda: client.exists(keys.deltas(holder)))
         for key in keys.leased(holder):
             assert 0 < client.pttl(key) <= 60_000
         # a slot that came free is used again
         publisher.publish(make_events(3, removed=make_hashes(0, 1)))
-        await until(lambda: client.get(keys.tiers(holder)) == bytes((0, 0b101)))
+        await eventually(lambda: client.get(keys.tiers(holder)) == bytes((0, 0b101)))
         publisher.publish(make_events(4, make_hashes(7, 8)))
-        await until(lambda: client.get(keys.blocks(holder)) == make_hashes(7, 8)[0] + make_hashes(1, 2)[0])
+        await eventually(
+            lambda: client.get(keys.blocks(holder)) == make_hashes(7, 8)[0] + make_hashes(1, 2)[0]
+        )
     # a clean stop leaves nothing
     assert client.keys("decodefleet:*") == []
 
@@ -137,24 +134,24 @@ async def test_reader_that_comes_late_knows_all(server, client):
     blocks = make_hashes(0, 20 * CHUNK + 7)
     async with running(make_publisher(server)) as publisher:
         publisher.publish(make_events(1, blocks))
-        await until(lambda: client.strlen(Keys(MODEL).tiers(Holder("w", "one"))) == len(blocks))
+        await eventually(lambda: client.strlen(Keys(MODEL).tiers(Holder("w", "one"))) == len(blocks))
         async with running(make_reader(server), held):
-            await until(lambda: len(held.of("w")) == len(blocks))
+            await eventually(lambda: len(held.of("w")) == len(blocks))
             publisher.publish(make_events(2, removed=blocks[:100]))
-            await until(lambda: held.of("w") == set(blocks[100:]))
+            await eventually(lambda: held.of("w") == set(blocks[100:]))
 
 
 async def test_lost_deltas_are_noticed(server, client):
     keys, holder, held = Keys(MODEL), Holder("w", "one"), Held()
     async with running(make_publisher(server)) as publisher, running(make_reader(server), held) as reader:
         publisher.publish(make_events(1, make_hashes(0, 3)))
-        await until(lambda: len(held.of("w")) == 3)
+        await eventually(lambda: len(held.of("w")) == 3)
         # two changes of which the stream keeps the second only
         seq = int(client.hget(keys.about(holder), "seq"))
         client.append(keys.blocks(holder), make_hashes(7, 8)[0])
         client.append(keys.tiers(holder), b"\1")
         client.xadd(keys.deltas(holder), {"seq": seq + 2, "1": make_hashes(8, 9)[0]})
-        await until(lambda: make_hashes(7, 8)[0] in held.of("w"))
+        await eventually(lambda: make_hashes(7, 8)[0] in held.of("w"))
         assert reader.gaps == 1
 
 
@@ -163,23 +160,23 @@ async def test_deltas_are_bounded(server, client):
     keys, holder, held = Keys(MODEL), Holder("w", "one"), Held()
     blocks = make_hashes(0, 4 * MAX_DELTA_BYTES // 16)
     async with running(make_publisher(server)) as publisher:
-        await until(lambda: publisher.connected)
+        await eventually(lambda: publisher.connected)
         for first in range(0, len(blocks), CHUNK):
             publisher.publish(make_events(1 + first // CHUNK, blocks[first : first + CHUNK]))
-            await until(lambda: not publisher._slots.touched)
+            await eventually(lambda: not publisher._slots.touched)
         assert client.memory_usage(keys.deltas(holder), samples=0) < 2 * MAX_DELTA_BYTES
         assert client.xlen(keys.deltas(holder)) > 10
         async with running(make_reader(server), held):
-            await until(lambda: len(held.of("w")) == len(blocks))
+            await eventually(lambda: len(held.of("w")) == len(blocks))
 
 
 async def test_lost_events_make_the_publisher_forget(server, client):
     held = Held()
     async with running(make_publisher(server)) as publisher, running(make_reader(server), held):
         publisher.publish(make_events(1, make_hashes(0, 3)))
-        await until(lambda: len(held.of("w")) == 3)
+        await eventually(lambda: len(held.of("w")) == 3)
         publisher.publish(make_events(3, make_hashes(5, 6)))
-        await until(lambda: held.of("w") == set(make_hashes(5, 6)))
+        await eventually(lambda: held.of("w") == set(make_hashes(5, 6)))
 
 
 PUBLISHER = """
@@ -202,15 +199,15 @@ async def test_lease_is_renewed_and_expires_with_its_owner(server, client):
     async with running(make_reader(server), held):
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", PUBLISHER, server.url, MODEL)
         try:
-            await until(lambda: held.of("w") == {bytes(16)})
+            await eventually(lambda: held.of("w") == {bytes(16)})
             # longer than the lease
             await asyncio.sleep(0.8)
             assert held.of("w") == {bytes(16)}
         finally:
             process.kill()
             await process.wait()
-        await until(lambda: not held.blocks)
-        await until(lambda: client.keys("decodefleet:*") == [])
+        await eventually(lambda: not held.blocks)
+        await eventually(lambda: client.keys("decodefleet:*") == [])
 
 
 async def test_incarnations_are_kept_apart(server, client):
@@ -219,9 +216,9 @@ async def test_incarnations_are_kept_apart(server, client):
     async with running(make_reader(server), held), running(old), running(new):
         old.publish(make_events(1, make_hashes(0, 3)))
         new.publish(make_events(1, make_hashes(5, 6)))
-        await until(lambda: len(held.of("w", "one")) == 3 and len(held.of("w", "two")) == 1)
+        await eventually(lambda: len(held.of("w", "one")) == 3 and len(held.of("w", "two")) == 1)
         await old.stop()
-        await until(lambda: ("w", "one") not in held.blocks)
+        await eventually(lambda: ("w", "one") not in held.blocks)
         assert held.of("w", "two") == set(make_hashes(5, 6))
 
 
@@ -235,7 +232,7 @@ async def test_models_are_kept_apart(server, client):
     ):
         other.publish(make_events(1, make_hashes(0, 3)))
         publisher.publish(make_events(1, make_hashes(5, 6)))
-        await until(lambda: held.of("w") == set(make_hashes(5, 6)))
+        await eventually(lambda: held.of("w") == set(make_hashes(5, 6)))
 
 
 async def test_redis_killed_and_back():
@@ -243,13 +240,13 @@ async def test_redis_killed_and_back():
     with EmbeddedRedis() as server:
         async with running(make_publisher(server)) as publisher, running(make_reader(server), held) as reader:
             publisher.publish(make_events(1, make_hashes(0, 2000)))
-            await until(lambda: len(held.of("w")) == 2000)
+            await eventually(lambda: len(held.of("w")) == 2000)
             os.kill(server.pid, signal.SIGKILL)
-            await until(lambda: not reader.connected)
+            await eventually(lambda: not reader.connected)
             # what was known stays known while Redis is away, and nothing blocks or raises
             assert len(held.of("w")) == 2000
             publisher.publish(make_events(2, make_hashes(2000, 2001), make_hashes(0, 1000)))
-            await until(lambda: reader.connected and held.of("w") == set(make_hashes(1000, 2001)))
+            await eventually(lambda: reader.connected and held.of("w") == set(make_hashes(1000, 2001)))
 
 
 async def test_redis_that_forgets_is_told_again(server, client):
@@ -259,12 +256,12 @@ async def test_redis_that_forgets_is_told_again(server, client):
         running(make_reader(server), held),
     ):
         publisher.publish(make_events(1, make_hashes(0, 3)))
-        await until(lambda: len(held.of("w")) == 3)
+        await eventually(lambda: len(held.of("w")) == 3)
         client.flushall()
-        await until(lambda: held.cleared > 1 and len(held.of("w")) == 3)
+        await eventually(lambda: held.cleared > 1 and len(held.of("w")) == 3)
         client.flushall()
         publisher.publish(make_events(2, make_hashes(3, 4)))
-        await until(lambda: held.of("w") == set(make_hashes(0, 4)))
+        await eventually(lambda: held.of("w") == set(make_hashes(0, 4)))
 
 
 async def test_redis_that_never_was_harms_nobody():
@@ -304,4 +301,4 @@ async def test_password(form):
         publisher = DirectoryPublisher(url, MODEL, "w", "one")
         async with running(publisher), running(DirectoryReader(url, MODEL, refresh_s=0.05), held):
             publisher.publish(make_events(1, make_hashes(0, 3)))
-            await until(lambda: len(held.of("w")) == 3)
+            await eventually(lambda: len(held.of("w")) == 3)

@@ -8,6 +8,8 @@ import contextlib
 
 import pytest
 import redis as redis_client
+from certificates import make_certificate
+from waiting import eventually
 
 from decodefleet.cluster.directory.publisher import DirectoryPublisher
 from decodefleet.cluster.directory.reader import DirectoryReader
@@ -17,7 +19,6 @@ from decodefleet.worker.protocol import KvEvents
 from tests.support.redis_servers import (
     BINARIES,
     EMBEDDED,
-    make_certificates,
     run_redis,
     run_sentinel,
     tls_in_front_of,
@@ -50,12 +51,6 @@ def make_events(seq: int, stored=(), removed=()) -> KvEvents:
     return KvEvents(seq=seq, stored=b"".join(stored), removed=b"".join(removed))
 
 
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110
-        # what is waited for happens in another process, which has nobody to tell us
-        await asyncio.sleep(0.01)
-
-
 @contextlib.asynccontextmanager
 async def running(url: str, read_url: str | None = None, lease_s: float = 1.0):
     """(publisher, reader, what the reader was told)."""
@@ -72,9 +67,9 @@ async def running(url: str, read_url: str | None = None, lease_s: float = 1.0):
 
 async def exchange(publisher: DirectoryPublisher, held: Held) -> None:
     publisher.publish(make_events(1, make_hashes(0, 3000)))
-    await until(lambda: len(held.blocks) == 3000)
+    await eventually(lambda: len(held.blocks) == 3000)
     publisher.publish(make_events(2, make_hashes(3000, 3001), make_hashes(0, 2999)))
-    await until(lambda: held.blocks == set(make_hashes(2999, 3001)))
+    await eventually(lambda: held.blocks == set(make_hashes(2999, 3001)))
 
 
 @pytest.mark.parametrize("binary", BINARIES)
@@ -87,24 +82,24 @@ async def test_every_version(binary, tmp_path):
             admin.script_flush()
             admin.flushall()
             publisher.publish(make_events(3, make_hashes(5, 6)))
-            await until(lambda: held.blocks == {*make_hashes(5, 6), *make_hashes(2999, 3001)})
+            await eventually(lambda: held.blocks == {*make_hashes(5, 6), *make_hashes(2999, 3001)})
         assert admin.keys() == []
 
 
 async def test_tls_and_password(tmp_path):
-    authority, certificate, key = make_certificates(tmp_path)
+    certificate, key = make_certificate(tmp_path)
     (port,) = free_ports(1)
     with run_redis(tmp_path, port, "--requirepass", "secret"):
         async with tls_in_front_of(port, certificate, key) as secure:
             address = f"127.0.0.1:{secure}"
-            url = f"rediss://:secret@{address}?ssl_ca_certs={authority}"
+            url = f"rediss://:secret@{address}?ssl_ca_certs={certificate}"
             await asyncio.to_thread(check_redis, url)
             async with running(url) as (publisher, _, held):
                 await exchange(publisher, held)
             for wrong in (
                 f"rediss://:secret@{address}",
                 f"redis://:secret@{address}",
-                f"rediss://:no@{address}?ssl_ca_certs={authority}",
+                f"rediss://:no@{address}?ssl_ca_certs={certificate}",
             ):
                 with pytest.raises(RedisUnavailable) as refused:
                     await asyncio.to_thread(check_redis, wrong)
@@ -118,7 +113,7 @@ async def test_replica_is_read_from_and_not_written_to(tmp_path):
         run_redis(tmp_path, replica, "--replicaof", "127.0.0.1", str(master)),
         redis_client.Redis(port=replica) as admin,
     ):
-        await until(lambda: admin.info("replication")["master_link_status"] == "up")
+        await eventually(lambda: admin.info("replication")["master_link_status"] == "up")
         async with running(f"redis://127.0.0.1:{master}", f"redis://127.0.0.1:{replica}") as (
             publisher,
             _,
@@ -128,11 +123,11 @@ async def test_replica_is_read_from_and_not_written_to(tmp_path):
             lost = DirectoryPublisher(f"redis://127.0.0.1:{replica}", MODEL, "x", "one")
             await lost.start()
             lost.publish(make_events(1, make_hashes(0, 1)))
-            await until(lambda: lost._absence_noted)
+            await eventually(lambda: lost._absence_noted)
             assert not lost.connected
             # it becomes a master, and is one as soon as it is tried again
             admin.replicaof("no", "one")
-            await until(lambda: lost.connected)
+            await eventually(lambda: lost.connected)
             await lost.stop()
 
 
@@ -145,10 +140,10 @@ async def test_full_server_is_left_to_others(tmp_path):
     ):
         async with running(f"redis://127.0.0.1:{port}") as (publisher, _, held):
             publisher.publish(make_events(1, make_hashes(0, 10)))
-            await until(lambda: len(held.blocks) == 10)
+            await eventually(lambda: len(held.blocks) == 10)
             admin.config_set("maxmemory", "100kb")
             publisher.publish(make_events(2, make_hashes(10, 20)))
-            await until(lambda: not held.blocks)
+            await eventually(lambda: not held.blocks)
             assert not publisher.connected
             assert publisher.held == 20
             assert admin.keys() == []
@@ -160,14 +155,14 @@ async def test_evicted_keys_are_written_again(tmp_path):
     with run_redis(tmp_path, port), redis_client.Redis(port=port) as admin:
         async with running(f"redis://127.0.0.1:{port}", lease_s=0.3) as (publisher, _, held):
             publisher.publish(make_events(1, make_hashes(0, 10)))
-            await until(lambda: len(held.blocks) == 10)
+            await eventually(lambda: len(held.blocks) == 10)
             for name in ("about", "blocks", "tiers"):
                 held.blocks.clear()
                 admin.delete(*admin.keys(f"*:{name}:*"))
-                await until(lambda: len(held.blocks) == 10)
+                await eventually(lambda: len(held.blocks) == 10)
             admin.delete(*admin.keys("*:deltas:*"))
             publisher.publish(make_events(2, make_hashes(10, 11)))
-            await until(lambda: held.blocks == set(make_hashes(0, 11)))
+            await eventually(lambda: held.blocks == set(make_hashes(0, 11)))
 
 
 async def test_failover_by_sentinels(tmp_path):
@@ -177,7 +172,7 @@ async def test_failover_by_sentinels(tmp_path):
         master = stack.enter_context(run_redis(tmp_path, first))
         stack.enter_context(run_redis(tmp_path, second, *replica))
         admin = stack.enter_context(redis_client.Redis(port=second))
-        await until(lambda: admin.info("replication")["master_link_status"] == "up")
+        await eventually(lambda: admin.info("replication")["master_link_status"] == "up")
         for port in watchers:
             stack.enter_context(run_sentinel(tmp_path, port, SERVICE, first))
         await _until_sentinels_agree(watchers)
@@ -187,11 +182,11 @@ async def test_failover_by_sentinels(tmp_path):
         async with running(url) as (publisher, reader, held):
             await exchange(publisher, held)
             master.kill()
-            await until(lambda: not reader.connected)
+            await eventually(lambda: not reader.connected)
             publisher.publish(make_events(3, make_hashes(5, 6)))
-            await until(lambda: admin.role()[0] == b"master")
-            await until(lambda: reader.connected and publisher.connected)
-            await until(lambda: held.blocks == {*make_hashes(5, 6), *make_hashes(2999, 3001)})
+            await eventually(lambda: admin.role()[0] == b"master")
+            await eventually(lambda: reader.connected and publisher.connected)
+            await eventually(lambda: held.blocks == {*make_hashes(5, 6), *make_hashes(2999, 3001)})
 
 
 async def _until_sentinels_agree(watchers: list[int]) -> None:
@@ -205,7 +200,7 @@ async def _until_sentinels_agree(watchers: list[int]) -> None:
                 for state in states
             )
 
-        await until(settled)
+        await eventually(settled)
 
 
 def test_embedded_binary_is_among_those_tested():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from stepped_fleet import Answer, SteppedFleet, poisson, quantile
+from quantiles import quantile
+from stepped_fleet import Answer, SteppedFleet, poisson
 
 from decodefleet.cluster.scheduling.config import SchedulingConfig
 
