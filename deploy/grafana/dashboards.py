@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from panels import JOB, MODEL, Dashboard, Panel, heatmap, latency, number, percentiles, rate, render, total
+from panels import (
+    JOB,
+    MODEL,
+    Dashboard,
+    Panel,
+    heatmap,
+    latency,
+    number,
+    percentiles,
+    rate,
+    render,
+    stacked,
+    total,
+)
 
 FOLDER = Path(__file__).with_name("dashboards")
 
@@ -41,12 +54,7 @@ FLEET = Dashboard(
             (
                 latency("Time to first token", f"{ROUTER}_time_to_first_token_seconds"),
                 latency("Between tokens", f"{ROUTER}_inter_token_latency_seconds"),
-                Panel(
-                    "Answers by status",
-                    "reqps",
-                    ((rate(f"{ROUTER}_requests_total", JOB, "status"), "{{status}}"),),
-                    stack=True,
-                ),
+                stacked("Answers by status", "reqps", f"{ROUTER}_requests_total", "status"),
                 Panel(
                     "Tokens",
                     "short",
@@ -81,12 +89,7 @@ FLEET = Dashboard(
                     "percentunit",
                     ((f"max by (model_name) (decodefleet_kv_cache_usage{{{MODEL}}})", "{{model_name}}"),),
                 ),
-                Panel(
-                    "Refused",
-                    "reqps",
-                    ((rate("decodefleet_scheduler_refusals_total", JOB, "reason"), "{{reason}}"),),
-                    stack=True,
-                ),
+                stacked("Refused", "reqps", "decodefleet_scheduler_refusals_total", "reason"),
             ),
         ),
     ),
@@ -115,30 +118,14 @@ REQUESTS = Dashboard(
             (
                 heatmap("Prompt tokens", "short", f"{ROUTER}_request_prompt_tokens"),
                 heatmap("Generated tokens", "short", f"{ROUTER}_request_generated_tokens"),
-                Panel(
-                    "Requests by tenant",
-                    "reqps",
-                    ((rate(f"{ROUTER}_tenant_requests_total", JOB, "tenant"), "{{tenant}}"),),
-                    stack=True,
-                ),
-                Panel(
-                    "Tokens by tenant",
-                    "short",
-                    ((rate(f"{ROUTER}_tenant_tokens_total", JOB, "tenant"), "{{tenant}}"),),
-                    stack=True,
-                ),
+                stacked("Requests by tenant", "reqps", f"{ROUTER}_tenant_requests_total", "tenant"),
+                stacked("Tokens by tenant", "short", f"{ROUTER}_tenant_tokens_total", "tenant"),
             ),
         ),
         (
             "What goes wrong",
             (
-                Panel(
-                    "Failed generations",
-                    "reqps",
-                    ((rate(f"{ROUTER}_failures_total", JOB, "reason"), "{{reason}}"),),
-                    width=6,
-                    stack=True,
-                ),
+                stacked("Failed generations", "reqps", f"{ROUTER}_failures_total", "reason", width=6),
                 Panel(
                     "Moved to another worker",
                     "reqps",
@@ -149,17 +136,13 @@ REQUESTS = Dashboard(
                     width=6,
                 ),
                 latency("Until a moved answer goes on", f"{ROUTER}_resume_seconds", width=6),
-                Panel(
+                stacked(
                     "How sequences end",
                     "reqps",
-                    (
-                        (
-                            rate("decodefleet_requests_finished_total", by="finished_reason"),
-                            "{{finished_reason}}",
-                        ),
-                    ),
+                    "decodefleet_requests_finished_total",
+                    "finished_reason",
+                    MODEL,
                     width=6,
-                    stack=True,
                 ),
             ),
         ),

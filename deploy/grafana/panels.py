@@ -54,6 +54,11 @@ def percentiles(metric: str, *shares: float) -> Queries:
     )
 
 
+def stacked(title: str, unit: str, metric: str, by: str, labels: str = JOB, width: int = WIDTH // 2) -> Panel:
+    """What comes per second, a layer for each value of a label."""
+    return Panel(title, unit, ((rate(metric, labels, by), f"{{{{{by}}}}}"),), width=width, stack=True)
+
+
 def latency(title: str, metric: str, description: str = "", width: int = 12) -> Panel:
     return Panel(title, "s", percentiles(metric), description=description, width=width)
 

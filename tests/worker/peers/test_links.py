@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import zmq
 from neighbours import lying_peer, slab_frame
 
 from decodefleet.worker.peers.links import MOST_WAITING, WINDOW, Asked, PeerLinks
 from decodefleet.worker.peers.wire import MOST_NAMES, Fetch, checksum
-from decodefleet.worker.transport import Security
+from decodefleet.worker.transport import Codec, Security, connect
 
 NAMES = [bytes([number]) * 16 for number in range(4)]
 
@@ -166,6 +168,33 @@ def test_askers_wait_for_whoever_knows_the_blocks() -> None:
         lender.lend(asked, 1, None)
         answers.wait_for(2)
         assert answers.slabs == {(0, 0): b"slab", (0, 1): None}
+
+
+def test_askers_who_make_no_sense_harm_nobody() -> None:
+    """Frames that are none, too many, cut short, or ask for what can be no names."""
+    answers, codec, context = Answers(), Codec[Any](Fetch), zmq.Context()
+    good = codec.encode(Fetch(ticket=1, names=NAMES[0], form="form"))
+    heard = threading.Event()
+    with running(on_asked=heard.set) as lender, running() as links:
+        vandal = connect(context, lender.endpoint, None, "vandal")
+        for frames in (
+            [b""], [b"\x01garbage"], [good, good], [good, b"", good], [good[:-3]], [b"\x09" + good[1:]],
+            [b"\x01" + b"\x91" * 5000], [os.urandom(1 << 20)],
+            [codec.encode(Fetch(ticket=1, names=b"", form="form"))],
+            [codec.encode(Fetch(ticket=1, names=NAMES[0][:-1], form="form"))],
+            [codec.encode(Fetch(ticket=1, names=NAMES[0] * (MOST_NAMES + 1), form="form"))],
+        ):  # fmt: skip
+            vandal.send_multipart(frames)
+        # what it asks for last is heard after all that
+        vandal.send(good)
+        assert heard.wait(30)
+        heard.clear()
+        assert lender.asked.popleft().fetch.each == NAMES[:1]
+        links.fetch(lender.endpoint, NAMES, "form", answers.taker(0))
+        assert heard.wait(30)
+        (asked,) = lender.asked
+        assert asked.fetch.each == NAMES
+    context.destroy(linger=0)
 
 
 def test_more_askers_than_can_wait_get_nothing() -> None:
