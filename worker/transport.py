@@ -19,7 +19,8 @@ from .protocol import PROTOCOL_VERSION
 
 PEER_QUEUE = 4096
 MAX_FRAME_BYTES = 64 << 20
-# a peer that is frozen or cut off counts as gone after the timeout, though no connection was reset
+# a peer that is frozen or cut off counts as gone after the timeout, though no connection was reset. To either
+# side: whoever was frozen itself for so long finds its connections ended, and what was on its way lost
 HEARTBEAT_MS = 500
 HEARTBEAT_TIMEOUT_MS = 2000
 
@@ -76,14 +77,22 @@ class Security(msgspec.Struct, frozen=True):
         return cls(public=zmq.curve_public(private), private=private)
 
 
-def bind(context: zmq.Context[Any], kind: int, endpoint: str, security: Security | None) -> tuple[Any, str]:
+def bind(
+    context: zmq.Context[Any],
+    kind: int,
+    endpoint: str,
+    security: Security | None,
+    silence_ms: int = HEARTBEAT_TIMEOUT_MS,
+) -> tuple[Any, str]:
     """A listening socket and the endpoint it really got (port 0 asks for a free one).
+
+    silence_ms: after which a peer counts as gone.
 
     Raises ValueError where an unsecured socket would listen beyond loopback.
     """
     if security is None and not is_local(endpoint):
         raise ValueError(f"{endpoint}: without a cluster secret sockets bind to loopback only; set one")
-    socket = _make(context, kind)
+    socket = _make(context, kind, silence_ms)
     if security is not None:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = security.public, security.private
@@ -96,13 +105,17 @@ def bind(context: zmq.Context[Any], kind: int, endpoint: str, security: Security
 
 
 def connect(
-    context: zmq.Context[Any], endpoint: str, security: Security | None, identity: str | None = None
+    context: zmq.Context[Any],
+    endpoint: str,
+    security: Security | None,
+    identity: str | None = None,
+    silence_ms: int = HEARTBEAT_TIMEOUT_MS,
 ) -> Any:
-    """A DEALER towards one peer; `identity` is how the peer's ROUTER names us.
+    """A DEALER towards one peer; `identity` is how the peer's ROUTER names us; silence_ms: as in `bind`.
 
     Raises zmq.ZMQError where the endpoint is none.
     """
-    socket = dealer(context, security, identity)
+    socket = dealer(context, security, identity, silence_ms)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError:
@@ -112,9 +125,14 @@ def connect(
     return socket
 
 
-def dealer(context: zmq.Context[Any], security: Security | None, identity: str | None = None) -> Any:
+def dealer(
+    context: zmq.Context[Any],
+    security: Security | None,
+    identity: str | None = None,
+    silence_ms: int = HEARTBEAT_TIMEOUT_MS,
+) -> Any:
     """The same, not connected yet: for those who want to watch the connection being made."""
-    socket = _make(context, zmq.DEALER)
+    socket = _make(context, zmq.DEALER, silence_ms)
     if identity is not None:
         socket.identity = identity.encode()
     if security is not None:
@@ -149,13 +167,13 @@ def advertised(bound: str, host: str | None) -> str:
     return f"tcp://{host}:{urlsplit(bound).port}"
 
 
-def _make(context: zmq.Context[Any], kind: int) -> Any:
+def _make(context: zmq.Context[Any], kind: int, silence_ms: int) -> Any:
     socket = context.socket(kind)
     socket.linger = 0
     socket.sndhwm = PEER_QUEUE
     socket.rcvhwm = PEER_QUEUE
     socket.maxmsgsize = MAX_FRAME_BYTES
     socket.heartbeat_ivl = HEARTBEAT_MS
-    socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
-    socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS
+    socket.heartbeat_timeout = silence_ms
+    socket.heartbeat_ttl = silence_ms
     return socket

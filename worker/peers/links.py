@@ -32,6 +32,10 @@ SHUNNED_S = 10.0
 WINDOW = 8
 MOST_WAITING = 256
 TICK_S = 0.1
+# who has not looked for so long was held up itself, and has not waited
+HELD_UP_S = 0.5
+# much more than our patience: a connection that is ended loses what was asked for without a word
+SILENCE_MS = 20_000
 # a peer that nobody has asked for so long is hung up on
 IDLE_S = 60.0
 
@@ -87,13 +91,14 @@ class PeerLinks:
         self._on_asked = on_asked
         self._patience_s = patience_s
         self._context: zmq.Context[Any] = zmq.Context()
-        self._lender, bound = bind(self._context, zmq.ROUTER, bind_to, security)
+        self._lender, bound = bind(self._context, zmq.ROUTER, bind_to, security, SILENCE_MS)
         self.endpoint = advertised(bound, advertise_host)
         self._codec: Codec[Fetch] = Codec(Fetch)
         self._answers: Codec[Slab] = Codec(Slab)
         self._peers: dict[str, _Peer] = {}
         self._shunned: dict[str, float] = {}
         self._tickets = 0
+        self._looked = time.monotonic()
         self._inbox: deque[tuple[str, _Request]] = deque()
         self._outbox: deque[tuple[bytes, bytes, bytes | None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -155,6 +160,10 @@ class PeerLinks:
     def _turn(self) -> None:
         self._wait()
         now = time.monotonic()
+        if now - self._looked > HELD_UP_S:
+            for peer in self._peers.values():
+                peer.heard = now
+        self._looked = now
         while self._inbox:
             self._take(*self._inbox.popleft(), now)
         for peer in self._peers.values():
@@ -185,7 +194,7 @@ class PeerLinks:
             return
         if endpoint not in self._peers:
             try:
-                socket = connect(self._context, endpoint, self._security, uuid4().hex)
+                socket = connect(self._context, endpoint, self._security, uuid4().hex, SILENCE_MS)
             except zmq.ZMQError as error:
                 self._shun(endpoint, f"cannot be connected to ({error})", now)
                 self._miss(request)

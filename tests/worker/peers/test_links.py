@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import zmq
 from neighbours import lying_peer, slab_frame
 
-from decodefleet.worker.peers.links import MOST_WAITING, WINDOW, Asked, PeerLinks
+from decodefleet.worker.peers.links import HELD_UP_S, MOST_WAITING, WINDOW, Asked, PeerLinks
 from decodefleet.worker.peers.wire import MOST_NAMES, Fetch, checksum
 from decodefleet.worker.transport import Codec, Security, connect
 
@@ -83,6 +84,31 @@ def test_no_more_than_a_window_at_once() -> None:
         links.fetch(endpoint, NAMES, "form", answers.taker(-1))
         answers.wait_for(3 * WINDOW * 4 + 4)
         assert len(seen) == WINDOW
+
+
+def test_who_was_held_up_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers()
+    asked, free = threading.Event(), threading.Event()
+
+    def answer(fetch: Fetch) -> Iterable[tuple[bytes, ...]]:
+        asked.set()
+        assert free.wait(30)
+        return echo(fetch)
+
+    with lying_peer(answer) as endpoint, running(patience_s=0.4) as links:
+        wait = links._wait
+
+        def be_held_up() -> None:
+            if asked.is_set() and not free.is_set():
+                time.sleep(HELD_UP_S + 0.1)
+                free.set()
+            else:
+                wait()
+
+        monkeypatch.setattr(links, "_wait", be_held_up)
+        links.fetch(endpoint, NAMES, "form", answers.taker(0))
+        answers.wait_for(4)
+    assert None not in answers.slabs.values()
 
 
 def test_nobody_there() -> None:
