@@ -76,7 +76,7 @@ class Placer:
         if not views:
             return None
         best = self.policy.choose(views, demand, hits, self._rng)
-        lender = self._lender(best, views, demand, hits, now)
+        lender = self._lender(best, views, waiter, hits, now)
         if lender is not None:
             hits = with_lender(views, hits, lender)
             best = self.policy.choose(views, demand, hits, self._rng)
@@ -158,18 +158,25 @@ class Placer:
         self.index.check_integrity()
 
     def _lender(
-        self, best: WorkerView, views: Candidates, demand: Demand, hits: Hits, now: float
+        self, best: WorkerView, views: Candidates, waiter: Waiter, hits: Hits, now: float
     ) -> Lender | None:
-        """From whom the others can fetch the prompt's prefix, where that may change the choice."""
+        """From whom the others can fetch the prompt's prefix, where that may change the choice.
+
+        Nobody waits for blocks of a worker that failed this very request, which holds most of them, unless it
+        failed by draining.
+        """
 
         def endpoint_of(key: WorkerKey) -> str:
             member = self.fleet.find(key)
             if member is None or not member.peer_endpoint:
                 return ""
-            return member.peer_endpoint if self.fleet.fence(member, now) in (None, "draining") else ""
+            fence = self.fleet.fence(member, now)
+            failed = key.worker_id in waiter.place.exclude
+            lends = fence == "draining" or (fence is None and not failed)
+            return member.peer_endpoint if lends else ""
 
         lender = best_lender(hits, endpoint_of) if hits else None
-        if lender is None or not worth_asking(best, views, demand, hits, lender):
+        if lender is None or not worth_asking(best, views, waiter.demand, hits, lender):
             return None
         return lender
 

@@ -115,6 +115,21 @@ def test_placement_names_the_peer(make, draining):
     scheduler.check_integrity()
 
 
+@pytest.mark.parametrize("draining", [False, True])
+def test_who_failed_a_request_lends_it_nothing(make, draining):
+    """It has most of the blocks, and whoever asks may wait for nothing; but it may have failed by leaving."""
+    scheduler = make.scheduler(workers=0)
+    for name in ("w0", "w1"):
+        register(make, scheduler, name)
+    hashes = make.hashes(40)
+    scheduler.index.stored(WorkerKey("w0", "one"), hashes)
+    register(make, scheduler, "w0", draining=draining)
+    place = make.place(prompt_tokens=700, block_hashes=b"".join(hashes), exclude=("w0",), attempt=1)
+    (*_, answer) = scheduler.place(place, "router", 0.1)
+    assert answer.message.worker_id == "w1"
+    assert (answer.message.peer is not None) == draining
+
+
 def test_owner_that_is_free_needs_no_peer(make):
     scheduler = make.scheduler(workers=0)
     for name in ("w0", "w1"):
