@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,10 @@ def lying_peer(answer: Answer) -> Iterator[str]:
         while not over.is_set():
             if socket.poll(20):
                 asker, frame = socket.recv_multipart()
-                for frames in answer(codec.decode(frame)):
-                    socket.send_multipart((asker, *frames))
+                # who asked may have hung up
+                with suppress(zmq.ZMQError):
+                    for frames in answer(codec.decode(frame)):
+                        socket.send_multipart((asker, *frames))
         socket.close()
 
     thread = threading.Thread(target=serve)
