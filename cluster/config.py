@@ -33,12 +33,10 @@ from decodefleet.worker.logs import LogFormat
 from .access.keyring import Keyring, UnusableKeys
 from .addresses import is_loopback, local_url
 from .autoscaling.config import ScalingOptions
-from .scheduling.config import PolicyName, SchedulingConfig
+from .scheduling.config import PolicyName
 from .tls import TlsOptions, UnusableCertificate
 
 ENV_PREFIX = "DECODEFLEET_"
-# whose defaults are those of the options
-SCHEDULING = SchedulingConfig()
 
 Origin = Literal["flag", "env", "file", "default"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -98,18 +96,13 @@ class ServeConfig(Frozen):
     workers: int = _option(1, "Cluster", "number of model replicas", ge=1, le=1024)
     routers: int = _option(1, "Cluster", "number of router replicas", ge=1, le=256)
     policy: PolicyName = _option(
-        SCHEDULING.policy,
+        "cost",
         "Cluster",
         "how a worker is picked: by predicted time, in turn, or by load or cached prefix alone",
     )
-    max_queue: int = _option(
-        SCHEDULING.max_queue, "Cluster", "requests that may wait for a worker before 429 is sent", ge=0
-    )
+    max_queue: int = _option(1024, "Cluster", "requests that may wait for a worker before 429 is sent", ge=0)
     max_queue_wait_s: float = _option(
-        SCHEDULING.max_queue_wait_s,
-        "Cluster",
-        "predicted wait for a worker beyond which 429 is sent at once",
-        gt=0,
+        30.0, "Cluster", "predicted wait for a worker beyond which 429 is sent at once", gt=0
     )
     drain_s: float = _option(
         30.0, "Cluster", "seconds that running requests may take to finish when a worker stops", ge=0, le=3600
