@@ -66,7 +66,7 @@ class Autoscaler:
             startup_s=self.startup_s,
             model=model,
             quiet_s=now - (self._began if last is None else last),
-            grown=now - self._began >= 2 * config.window_s,
+            grown=now - self._began >= config.window_s,
         )
         wanted = wanted_workers(snapshot, asked, config)
         lean = wanted.workers

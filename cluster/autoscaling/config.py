@@ -16,15 +16,13 @@ class ScalingConfig(Frozen):
     max_workers: int = Field(1, ge=1, description="most workers")
     ttft_target_s: float = Field(2.0, gt=0, description="time to first token that is to be kept")
     itl_target_s: float = Field(0.1, gt=0, description="time per further token that is to be kept")
-    attainment: float = Field(
-        0.995, gt=0, lt=1, description="share of requests for which both are to be kept"
-    )
+    attainment: float = Field(0.99, gt=0, lt=1, description="share of requests for which both are to be kept")
     kv_share: float = Field(0.9, gt=0, le=1, description="of the KV pool that may be in use")
-    headroom: float = Field(0.2, ge=0, description="growth of load that is reckoned with in any case")
+    headroom: float = Field(0.0, ge=0, description="growth of load that is reckoned with in any case")
     window_s: float = Field(90.0, gt=0, description="of the past that stands for what comes")
     startup_s: float = Field(60.0, ge=0, description="a new worker's start, until one has been seen")
     hold_s: float = Field(
-        150.0, ge=0, description="how long fewer workers must have been enough to let one go"
+        120.0, ge=0, description="how long fewer workers must have been enough to let one go"
     )
     idle_s: float = Field(600.0, ge=0, description="without any request, after which the last worker goes")
 
@@ -55,8 +53,11 @@ class ScalingOptions(Frozen):
     ttft_target_ms: float = Field(
         2000.0, gt=0, description="time to first token to be kept; per further token --itl-target-ms is"
     )
+    scale_headroom: float = Field(
+        0.0, ge=0, description="growth of load that is reckoned with in any case: 0.2 is a fifth"
+    )
     scale_in_s: float = Field(
-        90.0, ge=0, description="seconds for which fewer replicas must have been enough before one goes"
+        120.0, ge=0, description="seconds for which fewer replicas must have been enough before one goes"
     )
     idle_s: float = Field(600.0, ge=0, description="seconds without a request until the last replica goes")
     cold_start_s: float = Field(
@@ -78,6 +79,7 @@ class ScalingOptions(Frozen):
             max_workers=self.max_workers,
             ttft_target_s=self.ttft_target_ms / 1000,
             itl_target_s=itl_target_ms / 1000 or ScalingConfig().itl_target_s,
+            headroom=self.scale_headroom,
             hold_s=self.scale_in_s,
             idle_s=self.idle_s,
         )

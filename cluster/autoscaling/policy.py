@@ -18,8 +18,10 @@ Reason = Literal["objectives", "memory", "backlog", "idle", "first", "unknown"]
 
 # what waits beyond the objective is to be worked off in so many seconds
 CATCH_UP_S = 30.0
-# of attainment, and share of waits: more workers that change less are not asked for
-NO_DIFFERENCE, LESS_WAIT = 1e-3, 0.9
+# a worker is asked for if it brings so much of attainment, or cuts waits to such a share
+WORTH, LESS_WAIT = 1e-3, 0.9
+# mean wait, of the objective, above which waits count
+OVERLOADED = 0.25
 
 
 class Snapshot(NamedTuple):
@@ -64,7 +66,9 @@ def wanted_workers(
         return Wanted(config.bounded(now.workers), "unknown")
     grows = growth(recent, now.now, now.startup_s) if now.grown else 1.0
     faster = spare * max(1 + config.headroom, grows)
-    workers, forecast = _enough(asked, now, config, faster)
+    workers, forecast = fewest_workers(
+        asked, now.workers, now.model, config, judged_from=now.now - config.window_s, faster=faster
+    )
     reason: Reason = "memory" if forecast.kv_peak > config.kv_share else "objectives"
     late = now.backlog_s - now.workers * config.ttft_target_s
     if late > CATCH_UP_S / 2:
@@ -72,37 +76,51 @@ def wanted_workers(
     return Wanted(config.bounded(workers), reason, faster, forecast)
 
 
-def _enough(
-    asked: Sequence[Asked], now: Snapshot, config: ScalingConfig, faster: float
+def fewest_workers(
+    asked: Sequence[Asked],
+    near: int,
+    model: WorkerModel,
+    config: ScalingConfig,
+    *,
+    judged_from: float,
+    faster: float = 1.0,
 ) -> tuple[int, Forecast]:
-    """The fewest workers that keep the objectives, `max_workers` at most, searched from those there are."""
-    model, targets = now.model, (config.ttft_target_s, config.itl_target_s)
-    assert model is not None
-    since = now.now - config.window_s
+    """The fewest workers that keep the objectives, 1 to `max_workers`, searched from `near`.
+
+    judged_from: requests from before only fill the fleet. Where no number keeps them, the number from which
+    on further ones bring too little.
+    """
+    targets = (config.ttft_target_s, config.itl_target_s)
     # prompts that are too long for the objective are so with any number of workers
-    goal = config.attainment * attainable([one for one in asked if one.at >= since], model, *targets)
+    judged = [one for one in asked if one.at >= judged_from]
+    goal = config.attainment * attainable(judged, model, *targets)
 
     def look(workers: int) -> Forecast:
-        return replay(asked, workers, model, *targets, faster=faster, judged_from=since)
+        return replay(asked, workers, model, *targets, faster=faster, judged_from=judged_from)
 
     def keeps(forecast: Forecast) -> bool:
         return forecast.attained >= goal and forecast.kv_peak <= config.kv_share
 
-    workers = min(now.workers, config.max_workers)
+    workers = max(1, min(near, config.max_workers))
     forecast = look(workers)
     if keeps(forecast):
         while workers > 1 and keeps(fewer := look(workers - 1)):
             workers, forecast = workers - 1, fewer
         return workers, forecast
     best = workers, forecast
-    while workers < config.max_workers and not keeps(forecast):
+    # where twice as many are no better, it is not for want of workers
+    while workers < min(config.max_workers, 2 * best[0] + 1) and not keeps(forecast):
         workers += 1
         forecast = look(workers)
-        if keeps(forecast) or _better(forecast, best[1]):
+        if _worth(workers - best[0], forecast, best[1], config.ttft_target_s):
             best = workers, forecast
     return best
 
 
-def _better(one: Forecast, other: Forecast) -> bool:
-    # an overloaded fleet keeps nobody's objective, however close it comes
-    return one.attained > other.attained + NO_DIFFERENCE or one.wait_s < LESS_WAIT * other.wait_s
+def _worth(added: int, one: Forecast, other: Forecast, ttft_s: float) -> bool:
+    """Whether `added` workers change enough. An overloaded fleet keeps nobody's objective, however close it
+    comes; there waits tell."""
+    overloaded = other.wait_s > OVERLOADED * ttft_s
+    return one.attained >= other.attained + WORTH * added or (
+        overloaded and one.wait_s < LESS_WAIT * other.wait_s
+    )

@@ -79,7 +79,7 @@ def replay(
     start, judged, good, waited = asked[0].at, 0, 0, 0.0
     for one in asked:
         now = start + (one.at - start) / faster
-        chosen = min(fleet, key=lambda worker: (max(worker.free_at, now), len(worker.ends)))
+        chosen = _first_free(fleet, now)
         wait, ttft, itl = _serve(chosen, one, now, busy, model)
         if one.at >= judged_from:
             judged += 1
@@ -90,14 +90,36 @@ def replay(
 
 
 def attainable(asked: Sequence[Asked], model: WorkerModel, ttft_s: float, itl_s: float) -> float:
-    """Share of requests that a worker of their own would serve within both targets."""
+    """Share of requests that would be served within both targets beside one other and behind nobody."""
     step = model.step
-    alone = [
-        step.base + one.prefill_tokens * step.prefill_token <= ttft_s
+    beside = _slowed(step.seconds(0, 0, 1), model)
+    kept = [
+        (step.base + one.prefill_tokens * step.prefill_token) * beside <= ttft_s
         and step.seconds(0, one.context, 1) <= itl_s
         for one in asked
     ]
-    return sum(alone) / len(alone) if alone else 1.0
+    return sum(kept) / len(kept) if kept else 1.0
+
+
+def _first_free(fleet: Sequence[_Worker], now: float) -> _Worker:
+    """The one whose prefills are done first; of those that are free now, the one that decodes least."""
+    chosen = fleet[0]
+    soonest, fewest = max(chosen.free_at, now), len(chosen.ends)
+    for worker in fleet:
+        at = worker.free_at
+        if at < now:
+            at = now
+        if at < soonest or (at == soonest and len(worker.ends) < fewest):
+            chosen, soonest, fewest = worker, at, len(worker.ends)
+    return chosen
+
+
+def _slowed(decode_s: float, model: WorkerModel) -> float:
+    """How much longer prefill takes beside decodes: a step with both lasts as long as the target, or twice
+    the decodes."""
+    if not model.step_target_s:
+        return 1.0
+    return max(model.step_target_s, 2 * decode_s) / max(model.step_target_s - decode_s, decode_s)
 
 
 def _serve(
@@ -112,11 +134,9 @@ def _serve(
     ):
         start = max(start, worker.ends[0][0])
         worker.settle(start)
-    step = model.step.seconds(0, worker.kv_tokens, len(worker.ends))
     prefill = model.step.base + one.prefill_tokens * model.step.prefill_token
-    if worker.ends and model.step_target_s:
-        # a step of decodes and prefill lasts as long as the target or twice the decodes
-        prefill *= max(model.step_target_s, 2 * step) / max(model.step_target_s - step, step)
+    if worker.ends:
+        prefill *= _slowed(model.step.seconds(0, worker.kv_tokens, len(worker.ends)), model)
     first = worker.free_at = start + prefill
     itl = model.step.seconds(0, worker.kv_tokens + one.context, len(worker.ends) + 1) / (1 - busy)
     heapq.heappush(worker.ends, (first + one.output_tokens * itl, one.context))

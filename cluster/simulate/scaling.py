@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 from ..autoscaling.autoscaler import Autoscaler
 from ..autoscaling.config import ScalingConfig
 from ..autoscaling.demand import Asked
-from ..autoscaling.replay import WorkerModel, replay
+from ..autoscaling.policy import fewest_workers
+from ..autoscaling.replay import WorkerModel
 from ..autoscaling.watch import Observed, Watch, observe
 from .arrivals import Arrival
 from .fleet import MODEL, Member
@@ -176,7 +177,7 @@ class Planner:
         startup_s: float,
         bucket_s: float = 30.0,
     ) -> None:
-        self._startup_s, self._bucket_s, self._config = startup_s, bucket_s, config
+        self._startup_s, self._bucket_s = startup_s, bucket_s
         asked = [
             Asked(one.at, one.prompt_tokens, one.prompt_tokens + one.output_tokens // 2, one.output_tokens)
             for one in arrivals
@@ -187,25 +188,9 @@ class Planner:
             start = number * bucket_s
             window = [one for one in asked if start - bucket_s <= one.at < start + bucket_s]
             near = self.needs[-1] if self.needs else config.bounded(1)
-            self.needs.append(self._need(window, start, near, model))
+            self.needs.append(fewest_workers(window, near, model, config, judged_from=start)[0])
 
     def target(self, simulation: Simulation, seen: Observed, target: int) -> int:
         now = simulation.events.now
         first, last = (int(moment // self._bucket_s) for moment in (now, now + self._startup_s + 5.0))
         return max(self.needs[first : last + 1], default=self.needs[-1])
-
-    def _need(self, window: Sequence[Asked], start: float, near: int, model: WorkerModel) -> int:
-        config = self._config
-
-        def enough(workers: int) -> bool:
-            found = replay(
-                window, workers, model, config.ttft_target_s, config.itl_target_s, judged_from=start
-            )
-            return found.attained >= config.attainment and found.kv_peak <= config.kv_share
-
-        workers = near
-        while workers < config.max_workers and not enough(workers):
-            workers += 1
-        while workers > max(1, config.min_workers) and enough(workers - 1):
-            workers -= 1
-        return workers

@@ -27,7 +27,7 @@ def test_enough_does_not_depend_on_what_is_there(make, workers):
     found = wanted_workers(snapshot(make, workers=workers), steady(make, 6.0), make.config())
     assert found.workers in (4, 5)
     assert found.reason == "objectives"
-    assert found.forecast.attained >= 0.995
+    assert found.forecast.attained >= 0.99
 
 
 def test_load_grows_the_fleet(make):
@@ -68,6 +68,20 @@ def test_prompts_too_long_for_the_objective_take_no_workers(make):
         for number, one in enumerate(steady(make, 1.0))
     ]
     assert wanted_workers(snapshot(make), asked, make.config()).workers < 10
+
+
+def test_prompts_that_only_an_empty_fleet_could_keep_take_none_either(make):
+    """2.4 s of prefill are kept alone; beside one decode a third is added, beside more so much more."""
+    model = make.model._replace(step_target_s=0.05)
+    asked = [
+        one._replace(prefill_tokens=4800 if number % 20 == 0 else 100, output_tokens=200)
+        for number, one in enumerate(steady(make, 6.0))
+    ]
+    config = make.config(ttft_target_s=2.6)
+    assert wanted_workers(snapshot(make, model=model), asked, config).workers < 10
+    # a goal that no number of workers reaches
+    strict = make.config(ttft_target_s=3.2, attainment=0.9999)
+    assert wanted_workers(snapshot(make, model=model), asked, strict).workers < 12
 
 
 def test_backlog_is_worked_off(make):

@@ -59,3 +59,12 @@ def test_what_no_fleet_can_keep(make):
     asked = [make.asked(prefill=1000), make.asked(prefill=50_000), make.asked(context=10**9)]
     assert attainable(asked, make.model, 2.0, 0.1) == pytest.approx(1 / 3)
     assert replay(asked, 3, make.model, 2.0, 0.1).attained <= 1 / 3 + 1e-9
+
+
+def test_what_is_kept_alone_may_not_be_beside_another(make):
+    """Steps of 0.0101 s in 0.03 s leave 66 % for prefill: 0.51 s take 0.769."""
+    model = make.model._replace(step_target_s=0.03)
+    asked = [make.asked(prefill=1000)]
+    assert attainable(asked, make.model, 0.52, 1.0) == 1.0
+    assert attainable(asked, model, 0.76, 1.0) == 0.0
+    assert attainable(asked, model, 0.78, 1.0) == 1.0
