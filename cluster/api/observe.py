@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from random import getrandbits
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -77,4 +77,4 @@ def request_id_of(headers: Headers) -> str:
     """The client's, where it can stand in a header and a log line; else a new one."""
     given = headers.get(HEADER, "")
     usable = given.isascii() and given.isprintable() and 0 < len(given) <= MAX_ID
-    return given if usable else uuid4().hex
+    return given if usable else f"{getrandbits(128):032x}"

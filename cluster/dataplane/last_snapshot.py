@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Set
 from random import Random
 
-from decodefleet.worker.protocol import Fenced, Place, Placement, Welcome, WorkerBrief
+from decodefleet.worker.protocol import Place, Placement, Welcome, WorkerBrief
 
 Life = tuple[str, str]
 """A worker and its incarnation."""
@@ -51,10 +51,6 @@ class LastSnapshot:
     def lose(self, life: Life) -> None:
         """We have found out ourselves that it is gone."""
         self._workers.pop(life, None)
-
-    def fence(self, fenced: tuple[Fenced, ...]) -> None:
-        for each in fenced:
-            self.lose((each.worker_id, each.incarnation))
 
     def placed(self, place: Place, worker_id: str) -> None:
         self.released(place.request_id)

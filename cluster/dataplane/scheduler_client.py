@@ -237,15 +237,16 @@ class SchedulerClient:
             self._on_message,
             lambda _reason: self._lost.set(),
         )
-        self._send(Hello(router_id=self._router_id))
+        self._report()
         for place, _ in self._pending.values():
             self._send(place)
         try:
             while not self._lost.is_set() and loop.time() - self._heard < SILENCE_S:
-                self._report()
-                with contextlib.suppress(TimeoutError):
+                try:
                     async with asyncio.timeout(REPORT_S):
                         await self._lost.wait()
+                except TimeoutError:
+                    self._report()
             log.warning("scheduler at %s lost", endpoint)
         finally:
             self._connection.close(linger_ms=500)

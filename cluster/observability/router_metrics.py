@@ -132,6 +132,15 @@ MEASURES = (
 )
 
 
+class Tally:
+    """What is counted for every token: Prometheus' counters take a lock each time."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class RouterMetrics:
     """Labels are bounded: endpoints are our paths, statuses HTTP's, models those served, tenants capped."""
 
@@ -148,9 +157,6 @@ class RouterMetrics:
         self.cached_tokens = self._counter(
             "cached_tokens", "Prompt tokens that the prefix cache supplied.", "model_name"
         )
-        self.generated_tokens = self._counter(
-            "generated_tokens", "Tokens received from workers.", "model_name"
-        )
         self.tenant_requests = self._counter(
             "tenant_requests",
             "Generations by tenant; those beyond a number of tenants as other.",
@@ -166,6 +172,7 @@ class RouterMetrics:
         )
         self.tenants = TenantLabels()
         self._distributions: dict[Measure, dict[str, Distribution]] = {measure: {} for measure in MEASURES}
+        self._generated: dict[str, Tally] = {}
         self._started = self._failed = 0
 
     def distribution(self, measure: Measure, model: str) -> Distribution:
@@ -175,6 +182,10 @@ class RouterMetrics:
         if found is None:
             found = by_model[model] = Distribution(measure.bounds)
         return found
+
+    def generated(self, model: str) -> Tally:
+        """Tokens received from workers; the same object for the same model."""
+        return self._generated.setdefault(model, Tally())
 
     def started(self, tenant: str) -> None:
         """tenant: as `tenants` labels it."""
@@ -189,7 +200,7 @@ class RouterMetrics:
 
     def text(self) -> str:
         """In Prometheus' form. Every second, on the event loop: it has to be quick."""
-        return generate_latest(self._registry).decode() + self._histograms().render()
+        return generate_latest(self._registry).decode() + self._counted().render()
 
     def counts(self) -> RouterCounts:
         """All models together."""
@@ -200,9 +211,12 @@ class RouterMetrics:
             itl=_summed(self._distributions[ITL].values()),
         )
 
-    def _histograms(self) -> Exposition:
-        """The distributions, each under our name and under vLLM's."""
+    def _counted(self) -> Exposition:
+        """What is not in the registry; the distributions under our name and under vLLM's."""
         out = Exposition()
+        tokens = "decodefleet_router_generated_tokens_total"
+        for model, tally in [*self._generated.items()]:
+            out.record(tokens, "counter", "Tokens received from workers.", tally.count, {"model_name": model})
         for measure, by_model in self._distributions.items():
             for name in filter(None, (measure.name, measure.alias)):
                 family = out.family(name, "histogram", measure.documentation)

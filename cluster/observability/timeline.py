@@ -78,7 +78,7 @@ class Timeline:
         self._clock = clock
         self._metrics = metrics
         self._gaps = metrics.distribution(ITL, model)
-        self._received = metrics.generated_tokens.labels(model)
+        self._received = metrics.generated(model)
         self._last: list[float | None] = [None] * n
         self._lost_at: float | None = None
         # /metrics is read without a key: no name stands there that a caller gave itself
@@ -147,7 +147,7 @@ class Timeline:
         count = len(delta.tokens)
         attempt.tokens += count
         self.generated_tokens += count
-        self._received.inc(count)
+        self._received.count += count
 
     def finished(self, reason: str) -> None:
         """One of the sequences ended by itself."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from .cost import FORMULA, cost_of, mean_running
+from .candidates import Candidates
+from .cost import FORMULA, cost_of, mean_running, total_costs, usable
 from .policy import Hits
 from .queue import Waiter
 from .view import NO_HIT, Demand, Hit, WorkerKey, WorkerView
@@ -101,10 +102,14 @@ class DecisionLog:
         """All decisions on one request, oldest first; empty when it is unknown or too old."""
         return [_plain(decision) for decision in self._by_request.get(request_id, ())]
 
-    def recent(self, count: int) -> list[dict[str, Any]]:
-        """The latest decisions, newest first."""
-        newest = reversed(self._ring)
-        return [_plain(decision) for decision, _ in zip(newest, range(count), strict=False)]
+    def recent(
+        self, count: int, *, since: float = float("-inf"), candidates: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The latest decisions, newest first. since: on the scheduler's clock; what came before is left out.
+        candidates: of each, so many of those considered are told, the chosen one and the cheapest.
+        """
+        newest = takewhile(lambda decision: decision.at > since, islice(reversed(self._ring), count))
+        return [_plain(decision, candidates) for decision in newest]
 
     def _forget(self, decision: Decision) -> None:
         # decisions leave in the order in which they came, so it is the first of its request
@@ -114,11 +119,24 @@ class DecisionLog:
             del self._by_request[decision.request_id]
 
 
-def _plain(decision: Decision) -> dict[str, Any]:
+def _cheapest(decision: Decision, count: int) -> Sequence[WorkerView]:
+    """The chosen one, then the cheapest."""
+    views = decision.considered
+    if not views:
+        return ()
+    costs = total_costs(Candidates.of(views), decision.demand, decision.hits)
+    order = sorted(range(len(views)), key=lambda row: (views[row].key != decision.chosen, costs[row]))
+    return [views[row] for row in order[:count]]
+
+
+def _plain(decision: Decision, candidates: int | None = None) -> dict[str, Any]:
     chosen, demand = decision.chosen, decision.demand
+    told = decision.considered if candidates is None else _cheapest(decision, candidates)
     mean = mean_running(decision.considered) if decision.considered else 0.0
     cached = [
-        view.cached_tokens(demand, decision.hit(view)) for view in decision.considered if view.key == chosen
+        view.cached_tokens(demand, usable(view, decision.hit(view)))
+        for view in decision.considered
+        if view.key == chosen
     ]
     return {
         "request_id": decision.request_id,
@@ -139,7 +157,8 @@ def _plain(decision: Decision) -> dict[str, Any]:
         "incarnation": chosen.incarnation if chosen else None,
         "hit_tokens": cached[0] if cached else 0,
         "refused": decision.refused,
-        "considered": [_candidate(view, decision, mean) for view in decision.considered],
+        "candidates": len(decision.considered),
+        "considered": [_candidate(view, decision, mean) for view in told],
     }
 
 
@@ -149,7 +168,7 @@ def _candidate(view: WorkerView, decision: Decision, mean: float) -> dict[str, A
     return {
         "worker_id": view.key.worker_id,
         "incarnation": view.key.incarnation,
-        "hit_tokens": view.cached_tokens(decision.demand, hit),
+        "hit_tokens": view.cached_tokens(decision.demand, usable(view, hit)),
         "hit_blocks": {"gpu": hit.gpu_blocks, "memory": hit.memory_blocks, "anywhere": hit.blocks},
         "step_time": msgspec.structs.asdict(view.step_time),
         "queued_prefill_tokens": view.load.prefill_tokens,

@@ -41,8 +41,7 @@ def overview(core: GlobalScheduler, history: History, now: float, at: float, sin
         "refused": dict(core.refused),
         "placements": [
             _placement(decision, offset)
-            for decision in core.log.recent(PLACEMENTS)
-            if decision["at"] + offset > since
+            for decision in core.log.recent(PLACEMENTS, since=since - offset, candidates=CANDIDATES)
         ],
         "history": {"step_s": STEP_S, "points": msgspec.to_builtins(history.since(since))},
     }
@@ -88,18 +87,12 @@ def _worker(core: GlobalScheduler, member: Member, now: float) -> dict[str, Any]
 
 
 def _placement(decision: dict[str, Any], offset: float) -> dict[str, Any]:
-    """The cheapest few of those considered, the chosen one among them."""
-    chosen = decision["worker_id"]
-    cheapest = sorted(
-        decision["considered"], key=lambda one: (one["worker_id"] != chosen, one["cost_s"]["total"])
-    )
     kept = ("request_id", "attempt", "waited_s", "prompt_tokens", "hit_tokens", "worker_id", "refused")
     return {
         "at": decision["at"] + offset,
-        **{name: decision[name] for name in kept},
+        **{name: decision[name] for name in (*kept, "candidates")},
         "considered": [
             {name: one[name] for name in ("worker_id", "hit_tokens", "cost_s")}
-            for one in cheapest[:CANDIDATES]
+            for one in decision["considered"]
         ],
-        "candidates": len(cheapest),
     }

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from decodefleet.cluster.dataplane.last_snapshot import LastSnapshot
-from decodefleet.worker.protocol import Fenced, Place, Welcome, WorkerBrief
+from decodefleet.worker.protocol import Place, Welcome, WorkerBrief
 
 
 def brief(name: str, sequences: int = 0, model: str = "m", most: int | None = 4) -> WorkerBrief:
@@ -75,7 +75,8 @@ def test_who_is_excluded_fenced_lost_or_of_another_model_is_not_taken(snapshot: 
     snapshot.note(
         welcome(*(brief(name, model="other" if name == "w3" else "m") for name in names)), believe=False
     )
-    snapshot.fence((Fenced("w1", "one", "silent"), Fenced("w4", "another life", "superseded")))
+    snapshot.lose(("w1", "one"))
+    snapshot.lose(("w4", "another life"))
     snapshot.lose(("w2", "one"))
     assert fill(snapshot, 40, crowd=True).keys() == {"w0", "w4"}
     assert snapshot.choose(place(exclude=("w0", "w4")), 1, crowd=True) is None

@@ -16,6 +16,7 @@ from decodefleet.cluster.scheduling.cost import (
     cost_of,
     mean_running,
     total_costs,
+    usable,
 )
 from decodefleet.cluster.scheduling.view import NO_HIT, Demand, Hit, Load
 from decodefleet.worker.protocol import StepTime, TierStats
@@ -164,3 +165,12 @@ def test_candidates_are_those_that_fit_and_begin_soon(make, workers, demand):
     if not any(view.start_s <= 1.0 for view in fitting):
         expected = []
     assert list(with_room(Candidates.of(views), demand, hits, 1.0)) == expected
+
+
+def test_blocks_that_are_not_brought_back_count_as_not_cached(make):
+    slow_disk = with_tiers(make, cpu=16e9, nvme=0.5e9)
+    hit = usable(slow_disk, Hit(7, 2, 5))
+    assert hit == Hit(5, 2, 5)
+    assert slow_disk.cached_tokens(DEMAND, hit) == 80
+    assert slow_disk.load_of(DEMAND, hit).prefill_tokens == 80
+    assert usable(slow_disk, Hit(5, 2, 5, peer_blocks=5)) == Hit(5, 2, 5)

@@ -620,3 +620,17 @@ def test_a_model_that_sleeps_is_ready_and_its_requests_wait(make):
     scheduler.place(make.place("a"), ROUTER, 10.2)
     assert refusals(scheduler.tick(60.0)) == {}
     assert list(make.placed(scheduler.register(make.register("w1"), 61.0))) == ["a"]
+
+
+def test_of_decisions_as_many_candidates_are_told_as_wanted(make):
+    scheduler = make.scheduler(workers=6)
+    scheduler.place(make.place("a"), ROUTER, 1.0)
+    scheduler.place(make.place("b"), ROUTER, 2.0)
+    (latest,) = scheduler.log.recent(9, since=1.0, candidates=2)
+    (whole, _) = scheduler.log.recent(9)
+    assert latest["request_id"] == "b"
+    assert latest["candidates"] == len(whole["considered"]) == 6
+    chosen, second = latest["considered"]
+    assert chosen["worker_id"] == latest["worker_id"]
+    others = [each for each in whole["considered"] if each["worker_id"] != latest["worker_id"]]
+    assert second["cost_s"]["total"] == min(each["cost_s"]["total"] for each in others)
