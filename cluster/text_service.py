@@ -21,9 +21,8 @@ T = TypeVar("T")
 
 # a tokenizer's normaliser may make a text shorter, but hardly by more than this
 SHRINKS = 4
-# to hash no more than these takes less time than to hand them to a thread, and to tokenize this not much more
+# to hash no more than these takes less time than to hand them to a thread
 SHORT_TOKENS = 1024
-SHORT_TEXT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,6 @@ class TextService:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Raises InvalidRequest for a text that is too long to be worth the work."""
-        if len(text) <= SHORT_TEXT:
-            return self._encode(text, add_special_tokens)
         return await self._run(lambda: self._encode(text, add_special_tokens))
 
     async def encode_chat(
