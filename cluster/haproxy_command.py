@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ _BIND = re.compile(r"^frontend http_frontend\n *bind (\S+)", re.MULTILINE)
 _UNKNOWN_PATH = re.compile(r"^( *)http-request return status 404 .*Ping http.*$", re.MULTILINE)
 _FRONTEND = re.compile(r"^frontend http_frontend\n *bind (\S+):\d+$", re.MULTILINE)
 _STATISTICS = re.compile(r"^(listen stats\n *bind )\*:", re.MULTILINE)
+_ADMIN = re.compile(r"^ *stats socket (\S+) .*expose-fd listeners", re.MULTILINE)
+# Serve's comments speak of it too
+_ROUTERS = re.compile(r"^ *use_backend ", re.MULTILINE)
 _METRICS = re.compile(r"^(frontend prometheus\n *bind ):", re.MULTILINE)
 
 
@@ -39,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     first = "-sf" not in options
     text = remembered(text, file, first)
     if first and (orphans := list(orphans_at(frontends(text)))):
-        options += ["-sf", *(str(pid) for pid in orphans)]
+        options += [*listeners_of_old(text), "-sf", *(str(pid) for pid in orphans)]
     file.write_text(text)
     # Ray ends a dead actor's process group: out of it, and HAProxy serves on until a new manager has another
     # take over
@@ -105,12 +109,24 @@ def with_tls(text: str, certificate: Path) -> str:
 
 
 def has_routers(text: str) -> bool:
-    return "use_backend" in text
+    return _ROUTERS.search(text) is not None
 
 
 def frontends(text: str) -> set[str]:
     """Where a configuration listens for clients."""
     return set(_BIND.findall(text))
+
+
+def listeners_of_old(text: str) -> list[str]:
+    """The option that takes listening sockets over, where somebody has them, so that nobody is refused."""
+    if (found := _ADMIN.search(text)) is None:
+        return []
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(found[1])
+        except OSError:
+            return []
+    return ["-x", found[1]]
 
 
 def orphans_at(addresses: set[str]) -> Iterator[int]:

@@ -37,6 +37,7 @@ defaults
     errorfile 504 {folder}/500.http
 frontend http_frontend
     bind 127.0.0.1:{port}
+    # (used for both ingress-request-router dispatch and static use_backend selection below).
 {rules}    default_backend default_backend
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path not found. Ping http://.../-/routes."
@@ -281,6 +282,8 @@ def test_serves_template_has_what_is_replaced() -> None:
     assert edited.count("    errorfile ") == len(haproxy_command.STATUSES)
     assert "defaults\n    errorfile 502 /pages/502.http" in edited
     assert haproxy_command.has_routers(edited)
+    without = [line for line in edited.splitlines() if not line.strip().startswith("use_backend ")]
+    assert not haproxy_command.has_routers("\n".join(without))
 
 
 def as_rendered(host: str) -> str:

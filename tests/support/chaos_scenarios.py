@@ -31,6 +31,14 @@ def kill(*roles: str, count: int = 1) -> Strike:
     return strike
 
 
+def replace_proxy(cluster: Cluster, rng: random.Random) -> str:
+    """Kills what minds HAProxy; waits until its successor has another one take over, seconds later."""
+    old = {proxy.pid for proxy in cluster.of("proxy")}
+    struck = kill("proxy manager")(cluster, rng)
+    until(lambda: bool({proxy.pid for proxy in cluster.of("proxy")} - old))
+    return struck
+
+
 def freeze(role: str) -> Strike:
     """SIGSTOP, and SIGCONT when everybody has given it up."""
 
@@ -110,7 +118,7 @@ SCENARIOS = (
     Scenario("redis", kill("redis")),
     Scenario("redis frozen", freeze("redis")),
     Scenario("controller", kill("controller")),
-    Scenario("proxy manager", kill("proxy manager")),
+    Scenario("proxy manager", replace_proxy),
     Scenario("worker frozen", freeze("rank"), moves=True),
     Scenario("worker cut off", cut_off, moves=True),
     Scenario(
