@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from live_scaling import OPTIONS, Seen, follow_load, lost, scaled_fleet
-from offered_load import quantile
+from quantiles import quantile
 
 from decodefleet.cluster.bench.machine import provenance
 from decodefleet.cluster.simulate.chart import Panel, Series, chart
