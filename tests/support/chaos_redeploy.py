@@ -15,6 +15,9 @@ from pathlib import Path
 
 from chaos_cluster import Cluster
 
+# the keys of a private cluster, and that it is on loopback only
+OF_THE_CLUSTER = ("RAY_AUTH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+
 
 def redeploy(cluster: Cluster, **changes: object) -> None:
     """With the cluster's options and these changes. Returns when it is asked for, not when it is done."""
@@ -24,7 +27,7 @@ def redeploy(cluster: Cluster, **changes: object) -> None:
     socket = re.findall(r"unixsocket:(\S+)", " ".join(census["redis"][-1].cmdline()))[0]
     gcs = re.findall(r"--gcs-address=(\S+)", " ".join(census["raylet"][-1].cmdline()))[0]
     environ = census["controller"][-1].environ()
-    keys = {name: value for name, value in environ.items() if name.startswith("RAY_AUTH")}
+    keys = {name: value for name, value in environ.items() if name.startswith(OF_THE_CLUSTER)}
     subprocess.run(
         [sys.executable, __file__, folder, f"unix://{socket}", gcs]
         + [f"{name}={value}" for name, value in options.items()],
