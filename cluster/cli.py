@@ -147,8 +147,9 @@ def generate(
 
 def _plan_flags() -> list[Flag]:
     """Those options of `serve` that decide how much memory is needed."""
-    deciding = {name for name, option in options().items() if option.path[0] == "cache"}
-    deciding |= {"dtype", "max_model_len", "max_num_batched_tokens", "tensor_parallel_size"}
+    deciding = {"dtype", "max_model_len", "max_num_batched_tokens", "tensor_parallel_size"}
+    deciding |= {"block_size", "gpu_memory_utilization", "cpu_kv_cache_gib", "kv_cache_dtype"}
+    deciding |= {"window", "attention_sinks", "cpu_kv_gib", "nvme_kv_path", "nvme_kv_gib"}
     return [flag for flag in _serve_flags() if flag.name in deciding]
 
 

@@ -162,6 +162,14 @@ def test_plan_of_the_built_in_model(run, smollm2: Path) -> None:
     assert run("plan", "--gpu-memory-gib", "0.2").status == 1
 
 
+def test_plan_offers_what_decides_about_memory_and_nothing_else(run) -> None:
+    pool = {"block-size", "gpu-memory-utilization", "cpu-kv-cache-gib", "kv-cache-dtype"}
+    kept = {"window", "attention-sinks", "cpu-kv-gib", "nvme-kv-path", "nvme-kv-gib"}
+    model = {"dtype", "max-model-len", "max-num-batched-tokens", "tensor-parallel-size", "gpu-memory-gib"}
+    offered = set(re.findall(r" --([a-z-]+) ", run("plan", "--help").out))
+    assert offered == pool | kept | model | {"help"}
+
+
 def test_plan_takes_the_ranks_from_wherever_serve_does(
     run, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
