@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,12 @@ def references(spec: Manifest) -> Iterator[tuple[str, str]]:
 def test_serve_config_names_no_model_twice(example: Path) -> None:
     applications = serve_config(render(file=example))["applications"]
     assert len({application["route_prefix"] for application in applications}) == len(applications)
+
+
+def test_the_readme_counts_what_examples_make(example: Path) -> None:
+    table = (CHART / "README.md").read_text(encoding="utf-8").split("| kind |")[1].split("\n\n")[0]
+    names, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines())
+    told = {kind.split()[0]: int(counts[names.index(example.stem)]) for kind, *counts in rows}
+    made = Counter(manifest["kind"] for manifest in render(file=example))
+    assert told == {"all": made.total()} | {kind: made[kind] for kind in told if kind != "all"}
+    assert made.total() == sum(made[kind] for kind in told)
