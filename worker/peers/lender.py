@@ -115,15 +115,18 @@ class Lender:
 
     def _lend(self, loan: _Loan, fence: Fence) -> None:
         """In the lender's thread."""
+        index, count = 0, len(loan.asked.fetch.each)
         try:
-            for index in range(len(loan.asked.fetch.each)):
+            for index in range(count):
                 slab = self._slab(loan, index, fence)
                 if slab is not None:
                     self._pace(len(slab))
                 self._links.lend(loan.asked, index, slab)
         except Exception:
-            # who asked for them gives up by itself
             log.exception("KV blocks that another worker asked for could not be lent")
+            # whoever asked hears of other blocks meanwhile, and would not find out
+            for left in range(index, count):
+                self._links.lend(loan.asked, left, None)
         finally:
             self._over.put(loan)
 

@@ -132,6 +132,7 @@ class PeerLinks:
             self._closing = True
             os.eventfd_write(self._wake, 1)
         if self._thread.ident is None:
+            self._give_up()
             self._hang_up()
         else:
             self._thread.join()

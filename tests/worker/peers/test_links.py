@@ -257,4 +257,7 @@ def test_unsound_requests_are_ignored() -> None:
 
 
 def test_never_started_can_be_closed() -> None:
-    PeerLinks("tcp://127.0.0.1:0", None).close()
+    answers, links = Answers(), PeerLinks("tcp://127.0.0.1:0", None)
+    links.fetch("tcp://127.0.0.1:1", NAMES, "form", answers.taker(0))
+    links.close()
+    assert answers.slabs == {(0, index): None for index in range(4)}

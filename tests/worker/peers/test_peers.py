@@ -293,7 +293,8 @@ def test_a_block_that_cannot_be_lent_is_given_back(
 ) -> None:
     (prompt,) = documents(1)
     wanted = compute(tiny_llama, prompt)
-    owner, other = Neighbour(tiny_llama), Neighbour(tiny_llama, patience_s=0.3)
+    # it is told so: nobody's patience has to end
+    owner, other = Neighbour(tiny_llama), Neighbour(tiny_llama, patience_s=3600)
     owner.submit("first", prompt, GREEDY)
     run_until_idle([owner])
     monkeypatch.setattr(owner.engine._tiers._peers._lender._copies, "save", lambda *_: 1 / 0)  # type: ignore[union-attr]
