@@ -76,6 +76,7 @@ class SchedulerReplica:
         )
         await self._server.start()
         # what is there by now stays: looking for garbage in it would hold up placements
+        gc.collect()
         gc.freeze()
         scaling = config.scaling.of_workers(config.batch.itl_target_ms)
         self._scaling: ScalingController | None = None

@@ -64,7 +64,9 @@ def remembered(text: str, file: Path, first: bool) -> str:
     if first:
         heard.unlink(missing_ok=True)
     if has_routers(text):
-        last.write_text(text)
+        whole = file.with_suffix(".new")
+        whole.write_text(text)
+        whole.replace(last)
         heard.touch()
     elif last.exists() and not heard.exists():
         return last.read_text()

@@ -239,7 +239,8 @@ class Launcher:
         if not self._is_ready and self._config.address is None:
             # the start of Ray takes no notice of signals for seconds; the guardian ends what is left
             time.sleep(UNSERVED_GRACE_S)
-            os._exit(0)
+            if not self._is_ready:
+                os._exit(0)
 
     def _take_signals(self) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):

@@ -111,11 +111,15 @@ class FairShare:
 
         Who comes again starts like a newcomer: at best that is worth one request.
         """
-        idle = [name for name, account in self._accounts.items() if not account.waiting]
+        accounts = self._accounts
+        idle = sorted(
+            (name for name, account in accounts.items() if not account.waiting),
+            key=lambda name: accounts[name].seen,
+        )
         surplus = len(idle) - _KEPT
         for position, name in enumerate(idle):
-            if position < surplus or now - self._accounts[name].seen >= ACTIVE_S:
-                del self._accounts[name]
+            if position < surplus or now - accounts[name].seen >= ACTIVE_S:
+                del accounts[name]
 
     def _among(self, now: float) -> list[tuple[str, Account]]:
         if now >= self._active_until:

@@ -56,7 +56,7 @@ class Placer:
         self._rng = Random(seed)
 
     def free_sequences(self, allowed: Sequence[Member], demand: Demand) -> float:
-        """How many more sequences like a request's there is room for; infinite where nothing limits them."""
+        """How many more sequences like a request's there is room for."""
         return sum(self.fleet.view(member).free_sequences(demand) for member in allowed)
 
     def step_s(self, allowed: Sequence[Member]) -> float:
