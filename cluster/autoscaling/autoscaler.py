@@ -1,7 +1,8 @@
 """Remembers what the policy needs to be steady: requests, what was wanted of late, how long starts take.
 
 More workers are asked for at once; fewer only when fewer, with some load to spare, would have been enough all
-the while, and never while some are still to come. Synchronous, time passed in; knows no Ray.
+the while, and not while some are still to come. One that went too early makes it wait longer for the next.
+Synchronous, time passed in; knows no Ray.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from .replay import WorkerModel
 
 # so much more load than is expected must fewer workers be able to bear before one is let go
 SPARE = 1.05
+# a worker that is missed again within so many holds went too early: the hold doubles, up to so many times,
+# and each doubling is forgotten after so many holds
+REGRET_HOLDS, DOUBLINGS, FORGET_HOLDS = 1.0, 1, 5.0
+# starts; what has not come by then does not keep others from going
+PATIENCE = 5.0
 # of a new measurement of how long a start takes
 _GAIN = 0.5
 
@@ -36,6 +42,9 @@ class Autoscaler:
         self.demand = Demand(2 * config.window_s)
         self.startup_s = config.startup_s
         self._lean: deque[tuple[float, int]] = deque()
+        self._let_go_at: float | None = None
+        self._regrets: deque[float] = deque(maxlen=DOUBLINGS)
+        self._short_since: float | None = None
         self._began: float | None = None
         self._ordered_at: float | None = None
 
@@ -55,6 +64,10 @@ class Autoscaler:
         """target: workers asked for before, of which `workers` serve."""
         self._began = now if self._began is None else self._began
         self._learn_start(now, target, workers)
+        if workers >= target:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
         config = self.config
         asked = self.demand.since(now - 2 * config.window_s)
         last = self.demand.last_at
@@ -75,19 +88,36 @@ class Autoscaler:
         self._remember(now, max(lean, wanted.workers))
         if wanted.workers > target:
             self._ordered_at = now if self._ordered_at is None else self._ordered_at
+            self._regret(now)
             return Decision(wanted.workers, wanted)
-        enough = max(workers for _, workers in self._lean)
+        hold_s = self._hold_s(now)
+        enough = max(workers for at, workers in self._lean if at >= now - hold_s)
         if enough >= target:
             return Decision(config.bounded(target), wanted)
-        if workers < target:
+        if self._awaits(now, target, workers):
             return Decision(target, wanted, "pending")
-        if now - self._began < config.hold_s:
+        if now - self._began < hold_s:
             return Decision(target, wanted, "young")
+        self._let_go_at = now
         return Decision(config.bounded(enough), wanted)
+
+    def _hold_s(self, now: float) -> float:
+        remembered = sum(now - at < FORGET_HOLDS * self.config.hold_s for at in self._regrets)
+        return self.config.hold_s * 2.0**remembered
+
+    def _regret(self, now: float) -> None:
+        if self._let_go_at is not None and now - self._let_go_at < REGRET_HOLDS * self.config.hold_s:
+            self._regrets.append(now)
+        self._let_go_at = None
+
+    def _awaits(self, now: float, target: int, workers: int) -> bool:
+        if workers >= target:
+            return False
+        return self._short_since is None or now - self._short_since < PATIENCE * self.startup_s
 
     def _remember(self, now: float, workers: int) -> None:
         self._lean.append((now, workers))
-        while self._lean[0][0] < now - self.config.hold_s:
+        while self._lean[0][0] < now - self.config.hold_s * 2.0**DOUBLINGS:
             self._lean.popleft()
 
     def _learn_start(self, now: float, target: int, workers: int) -> None:

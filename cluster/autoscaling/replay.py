@@ -79,6 +79,10 @@ def replay(
     start, judged, good, waited = asked[0].at, 0, 0, 0.0
     for one in asked:
         now = start + (one.at - start) / faster
+        # a queue that so few would have had is not one that is there
+        if one.at >= judged_from and not judged:
+            for worker in fleet:
+                worker.free_at = min(worker.free_at, now)
         chosen = _first_free(fleet, now)
         wait, ttft, itl = _serve(chosen, one, now, busy, model)
         if one.at >= judged_from:

@@ -26,7 +26,8 @@ OPTIONS = (
 )
 BUSY, CALM, WAKING = ("busy", 4.0, 60.0), ("calm", 0.5, 90.0), ("to none", 5.0, 1.0)
 LOOK_S = 1.0
-LIMIT_S = 150.0
+# the busy minute stays in what is replayed for three
+LIMIT_S = 240.0
 
 
 @dataclass
