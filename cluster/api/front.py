@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from random import getrandbits
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import msgspec
@@ -176,7 +176,7 @@ def note_failure(request: Request, error: Exception) -> ApiError:
 
 def new_id(prefix: str) -> str:
     """Nobody must guess it, so that the kernel need not be asked for it."""
-    return f"{prefix}-{getrandbits(128):032x}"
+    return f"{prefix}-{token_hex(16)}"
 
 
 def encode(answer: msgspec.Struct) -> bytes:

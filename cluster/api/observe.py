@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from random import getrandbits
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -77,4 +77,4 @@ def request_id_of(headers: Headers) -> str:
     """The client's, where it can stand in a header and a log line; else a new one."""
     given = headers.get(HEADER, "")
     usable = given.isascii() and given.isprintable() and 0 < len(given) <= MAX_ID
-    return given if usable else f"{getrandbits(128):032x}"
+    return given if usable else token_hex(16)
