@@ -175,7 +175,7 @@ def note_failure(request: Request, error: Exception) -> ApiError:
 
 
 def new_id(prefix: str) -> str:
-    """Nobody must guess it, so that the kernel need not be asked for it."""
+    """No two alike, whoever has seeded Python's own generator."""
     return f"{prefix}-{token_hex(16)}"
 
 
