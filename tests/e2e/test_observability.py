@@ -147,12 +147,17 @@ def test_spans_reach_from_the_caller_to_the_worker(
         headers={"traceparent": f"00-{trace}-{parent}-01"},
     )
     assert answer.headers["traceresponse"].split("-")[1] == trace
-    traced.tracing._provider.force_flush()
-    spans = {
-        span.name: span
-        for span in exporter.get_finished_spans()
-        if format(span.context.trace_id, "032x") == trace
-    }
+
+    def finished() -> dict[str, Any]:
+        # a request's spans end after its last byte, so the caller can be here first
+        traced.tracing._provider.force_flush()
+        return {
+            span.name: span
+            for span in exporter.get_finished_spans()
+            if format(span.context.trace_id, "032x") == trace
+        }
+
+    spans = until(lambda: seen if "POST /v1/completions" in (seen := finished()) else None)
     assert {*spans} == {
         "POST /v1/completions",
         "generate",
