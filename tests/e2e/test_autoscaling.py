@@ -19,5 +19,5 @@ from live_scaling import follow_load, lost, scaled_fleet
 async def test_one_three_one_none_and_back(tmp_path):
     with scaled_fleet(tmp_path / "serve.log") as served:
         seen = await follow_load(served)
-    assert len(seen.replies) > 280
+    assert len(seen.replies) > 370
     assert lost(seen.replies) == 0

@@ -19,12 +19,12 @@ from served import Served
 
 MODEL = "smollm2-135m"
 PROMPT_TOKENS = 400
-# 0.4 s of prefill per request, against a second for the first token
+# 0.4 s of prefill per request, against a second for the first token: a busy minute keeps 2.2 workers occupied
 OPTIONS = (
     *("--fake", "--fake-prefill-token-s", "0.001", "--max-workers", "3", "--min-workers", "0"),
     *("--ttft-target-ms", "1000", "--scale-in-s", "10", "--idle-s", "15"),
 )
-BUSY, CALM, WAKING = ("busy", 4.0, 60.0), ("calm", 0.5, 90.0), ("to none", 5.0, 1.0)
+BUSY, CALM, WAKING = ("busy", 5.5, 60.0), ("calm", 0.5, 90.0), ("to none", 5.0, 1.0)
 LOOK_S = 1.0
 # the busy minute stays in what is replayed for three
 LIMIT_S = 240.0
