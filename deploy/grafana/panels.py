@@ -37,13 +37,17 @@ class Dashboard:
 
 
 def rate(metric: str, labels: str = MODEL, by: str = "") -> str:
-    grouped = f" by ({by})" if by else ""
-    return f"sum{grouped} (rate({metric}{{{labels}}}[$__rate_interval]))"
+    return _sum(f"rate({metric}{{{labels}}}[$__rate_interval])", by)
 
 
 def total(metric: str, labels: str = MODEL, by: str = "") -> str:
+    return _sum(f"{metric}{{{labels}}}", by)
+
+
+def _sum(samples: str, by: str) -> str:
+    """Every router answers for the whole fleet: what several of them said is one sample."""
     grouped = f" by ({by})" if by else ""
-    return f"sum{grouped} ({metric}{{{labels}}})"
+    return f"sum{grouped} (max without (instance, pod) ({samples}))"
 
 
 def percentiles(metric: str, *shares: float) -> Queries:

@@ -14,7 +14,7 @@ import pytest
 from monitoring import DEPLOY, dashboards, exported, queries, rules
 
 # what Prometheus puts on every sample, or the operator's scrape configuration does
-OUTSIDE = {"job", "instance", "namespace"}
+OUTSIDE = {"job", "instance", "namespace", "pod"}
 
 
 @pytest.fixture(scope="module")

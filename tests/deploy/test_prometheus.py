@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -45,15 +47,20 @@ def test_each_alert_is_seen_firing_and_quiet() -> None:
     ]
 
 
+ROUTERS = ("router-0", "router-1")
+
+
 def ten_minutes() -> Iterator[str]:
-    """All that is exported, every number of it growing, as Prometheus takes it in after the event."""
+    """All that is exported, by each of two routers, every number of it growing, as Prometheus takes it in
+    after the event."""
     samples = [
         (name, labels, value)
         for family in exported().families.values()
         for (name, labels), value in family.samples.items()
     ]
-    for name, labels, value in samples:
-        text = ",".join(f'{key}="{word}"' for key, word in (*labels, ("job", "fleet"), ("namespace", "n")))
+    for (name, labels, value), pod in itertools.product(samples, ROUTERS):
+        found_by = (("job", "fleet"), ("namespace", "n"), ("pod", pod), ("instance", f"{pod}:8000"))
+        text = ",".join(f'{key}="{word}"' for key, word in (*labels, *found_by))
         for step in range(STEPS + 1):
             yield f"{name}{{{text}}} {(value + 1) * (step + 1):g} {BEGAN + step * STEP_S}"
     yield "# EOF\n"
@@ -110,6 +117,34 @@ def test_no_panel_stays_empty(prometheus: httpx.Client) -> None:
         if not found or not all(math.isfinite(float(each["value"][1])) for each in found):
             empty.append((where, found))
     assert empty == []
+
+
+def values(http: httpx.Client, query: str) -> list[float]:
+    return sorted(float(each["value"][1]) for each in evaluated(http, query))
+
+
+def test_two_routers_that_tell_of_one_fleet_count_once(prometheus: httpx.Client) -> None:
+    asked = {where: query for where, query in queries().items() if 'job=~".*"' in query}
+    assert len(asked) > 40
+    for where, query in asked.items():
+        one = query.replace('job=~".*"', f'job=~".*", pod="{ROUTERS[0]}"')
+        assert values(prometheus, query) == pytest.approx(values(prometheus, one)), where
+    assert values(prometheus, "sum(decodefleet_workers)") != values(
+        prometheus, f'sum(decodefleet_workers{{pod="{ROUTERS[0]}"}})'
+    )
+
+
+def test_alerts_count_them_once_too(prometheus: httpx.Client) -> None:
+    for rule in rules():
+        # without its threshold there is a number to compare
+        query = re.sub(r" (>|==) [\d.]+$", "", rule["expr"])
+        one = re.sub(r"(decodefleet_\w+)(\{)?", lambda found: _of_one(found[1], found[2]), query)
+        assert values(prometheus, query) == pytest.approx(values(prometheus, one)), rule["alert"]
+
+
+def _of_one(name: str, brace: str | None) -> str:
+    chosen = f'{name}{{pod="{ROUTERS[0]}"'
+    return f"{chosen}, " if brace else f"{chosen}}}"
 
 
 def test_a_wrong_label_would_leave_it_empty(prometheus: httpx.Client) -> None:
