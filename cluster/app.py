@@ -144,7 +144,7 @@ class WorkerReplica:
             log_file=local.log_dir / f"{worker_id}.log" if local is not None else None,
             news=NewsSender(local.news, worker_id) if local is not None else None,
         )
-        self._port = _own_port(config, self._supervisor.metrics)
+        self._port = _own_port(config, self._supervisor.metrics, lambda: self._supervisor.ready is not None)
         self._scheduler = scheduler
         await self._supervisor.start()
 
@@ -330,10 +330,12 @@ def data_host(config: ServeConfig) -> str:
     return ray.util.get_node_ip_address() if config.address is not None else "127.0.0.1"
 
 
-def _own_port(config: ServeConfig, read: Callable[[], str]) -> ProcessMetrics | None:
+def _own_port(
+    config: ServeConfig, read: Callable[[], str], ready: Callable[[], bool] = lambda: True
+) -> ProcessMetrics | None:
     if config.metrics_port is None:
         return None
-    return ProcessMetrics(data_host(config), config.metrics_port, read)
+    return ProcessMetrics(data_host(config), config.metrics_port, read, ready)
 
 
 def _close(port: ProcessMetrics | None) -> None:

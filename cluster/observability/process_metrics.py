@@ -1,4 +1,6 @@
-"""A port of its own for one process' metrics, for those who scrape each process rather than the fleet."""
+"""A port of its own for one process: its metrics, for those who scrape each process rather than the fleet,
+and whether it is ready, for those who mind processes.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,23 @@ TRIES = 64
 
 
 class ProcessMetrics:
-    """Serves GET /metrics from a thread until `close`: what `read` gives, and the process' CPU and memory.
+    """Serves from a thread, until `close`: GET /metrics, what `read` gives and the process' CPU and memory;
+    GET /ready, 200 or 503.
 
-    first_port: the first free port from there on is taken; 0 for any. read: called by another thread.
+    first_port: the first free port from there on is taken; 0 for any. read, ready: called by another thread.
     Raises OSError where none is free.
     """
 
-    def __init__(self, host: str, first_port: int, read: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        host: str,
+        first_port: int,
+        read: Callable[[], str],
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._server = _bind(host, first_port, lambda: read() + generate_latest(registry).decode())
+        self._server = _bind(host, first_port, lambda: read() + generate_latest(registry).decode(), ready)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         log.info("metrics of this process at http://%s:%d/metrics", host, self.port)
@@ -41,12 +50,22 @@ class ProcessMetrics:
         self._thread.join()
 
 
-def _bind(host: str, first_port: int, read: Callable[[], str]) -> ThreadingHTTPServer:
+def _bind(
+    host: str, first_port: int, read: Callable[[], str], ready: Callable[[], bool]
+) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path.partition("?")[0] != "/metrics":
+            path = self.path.partition("?")[0]
+            if path == "/ready":
+                self.send_response(200 if ready() else 503)
+                self.send_header("content-length", "0")
+                self.end_headers()
+            elif path == "/metrics":
+                self._send_metrics()
+            else:
                 self.send_error(404)
-                return
+
+        def _send_metrics(self) -> None:
             try:
                 body = read().encode()
             except Exception:

@@ -24,7 +24,9 @@ maxReplicas: {{ .replicas }}
   {{- $routes = append $routes .route -}}
   {{- if and .autoscaling.enabled (gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) }}{{ fail (printf "models.%s.autoscaling: minReplicas is above maxReplicas" .name) }}{{ end -}}
   {{- if and .autoscaling.enabled (not $values.ray.autoscaler.enabled) }}{{ fail (printf "models.%s.autoscaling: needs ray.autoscaler.enabled" .name) }}{{ end -}}
+  {{- if hasKey .options "ssl_certfile" }}{{ fail (printf "models.%s.options.ssl_certfile: pods speak HTTP; end TLS at ingress.tls, or at the gateway of httpRoute" .name) }}{{ end -}}
 {{- end -}}
+{{- with $values.router.autoscaling }}{{ if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}{{ fail "router.autoscaling: minReplicas is above maxReplicas" }}{{ end }}{{ end -}}
 {{- if and $values.router.autoscaling.enabled (not $values.ray.autoscaler.enabled) }}{{ fail "router.autoscaling: needs ray.autoscaler.enabled" }}{{ end -}}
 {{- if and (not $values.redis.enabled) (not $values.redis.external.urlSecret.name) }}{{ fail "redis.external.urlSecret.name: needed where redis.enabled is false" }}{{ end -}}
 {{- if and $values.ray.gcsFaultTolerance (not (include "decodefleet.redisAddress" .)) }}{{ fail "redis.external.address: needed for ray.gcsFaultTolerance where redis.enabled is false" }}{{ end -}}

@@ -62,6 +62,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Where Ray keeps its state; an external address may say rediss:// itself. */}}
+{{- define "decodefleet.rayStateUrl" -}}
+{{- $address := include "decodefleet.redisAddress" . -}}
+{{- ternary $address (printf "redis://%s" $address) (contains "://" $address) -}}
+{{- end -}}
+
 {{/* Seconds that a pod may take to end: preStop drains, and then Ray has to stop as well. */}}
 {{- define "decodefleet.graceSeconds" -}}
 {{- add .Values.drainSeconds .Values.unrouteSeconds 30 -}}

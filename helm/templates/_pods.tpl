@@ -120,8 +120,6 @@ spec:
 {{- end }}
 - { name: RAY_SERVE_HAPROXY_NBTHREAD, value: {{ ternary $values.router.proxyThreads 1 (eq .component "router") | quote }} }
 - { name: RAY_SERVE_HAPROXY_MAXCONN, value: {{ $values.router.maxConnections | quote }} }
-# each change of the routers reloads the proxy, and no stream shall end for that: a week
-- { name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: "604800" }
 - { name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S, value: {{ $values.unrouteSeconds | quote }} }
 - { name: RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S, value: {{ $values.unrouteSeconds | quote }} }
 - { name: DECODEFLEET_CLUSTER_SECRET, valueFrom: { secretKeyRef: { name: {{ $secret }}, key: cluster-secret } } }
@@ -151,7 +149,9 @@ spec:
 {{/*
 Liveness is of Ray on the node and nothing else: a replica that loads, compiles or is busy never fails it. A
 router pod counts as started when a worker can generate (where models may scale to zero: when the router
-answers), and as ready while its proxy has a router to send requests to.
+answers), and as ready while its proxy has a router to send requests to. A worker pod is ready while its worker can
+generate: budgets count ready pods, and one whose model is still loading must not stand for one that serves.
+TLS ends before the pods, so that nothing here speaks it.
 */}}
 {{- define "decodefleet.probes" -}}
 {{- $node := dict "path" "/api/healthz" "port" 52365 -}}
@@ -181,7 +181,7 @@ startupProbe:
   failureThreshold: 60
 readinessProbe:
   httpGet:
-    {{- toYaml $node | nindent 4 }}
+    {{- toYaml (ternary (dict "path" "/ready" "port" "worker-metrics") $node (eq .component "worker")) | nindent 4 }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3

@@ -34,13 +34,12 @@ applications:
 {{- divf 1 (len .Values.models) -}}
 {{- end -}}
 
+{{/*
+Fixed numbers stand here and not among the options, whose change replaces every replica. Numbers that follow the
+load are set up by the application itself, from its options: Serve's own policy sees no requests of workers.
+*/}}
 {{- define "decodefleet.scaling" -}}
-{{- if .autoscaling.enabled -}}
-{{- $bounds := dict "min_replicas" (int .autoscaling.minReplicas) "max_replicas" (int .autoscaling.maxReplicas) -}}
-num_replicas: auto
-autoscaling_config:
-  {{- toYaml (merge $bounds .autoscaling.config) | nindent 2 }}
-{{- else -}}
+{{- if not .autoscaling.enabled -}}
 num_replicas: {{ .replicas }}
 {{- end -}}
 {{- end -}}
@@ -52,16 +51,20 @@ num_replicas: {{ .replicas }}
   "model" $model.model
   "served_model_name" (default $model.name $model.servedModelName)
   "address" "auto"
-  "workers" (int $model.replicas)
-  "routers" (int $values.router.replicas)
   "drain_s" $values.drainSeconds
   "log_level" $values.logLevel
+  "metrics_port" 9400
   "device" $model.device
   "tensor_parallel_size" (int $model.tensorParallelSize)
 -}}
+{{- with $model.autoscaling }}
+  {{- if .enabled }}{{ $_ := set $options "min_workers" (int .minReplicas) }}{{ $_ := set $options "max_workers" (int .maxReplicas) }}{{ end -}}
+{{- end -}}
+{{- with $values.router.autoscaling }}
+  {{- if .enabled }}{{ $_ := set $options "routers" (int .minReplicas) }}{{ $_ := set $options "max_routers" (int .maxReplicas) }}{{ end -}}
+{{- end -}}
 {{- with $model.revision }}{{ $_ := set $options "revision" . }}{{ end -}}
 {{- if $values.apiKeys.enabled }}{{ $_ := set $options "api_key_file" "/etc/decodefleet/api-keys/keys" }}{{ end -}}
-{{- if $values.monitoring.podMonitor.enabled }}{{ $_ := set $options "metrics_port" 9400 }}{{ end -}}
 {{- if $model.nvme.enabled }}{{ $_ := set $options "nvme_kv_path" "/nvme" }}{{ end -}}
 {{ toYaml (mergeOverwrite $options (deepCopy $model.options)) }}
 {{- end -}}

@@ -57,8 +57,3 @@ def test_every_port_that_is_scraped_is_one_of_a_container(manifests: list[Manife
     assert scraped <= set(ports)
     for application in serve_config(manifests)["applications"]:
         assert application["args"]["metrics_port"] == ports["worker-metrics"]
-
-
-def test_where_nobody_scrapes_workers_open_no_port() -> None:
-    (application,) = serve_config(render())["applications"]
-    assert "metrics_port" not in application["args"]

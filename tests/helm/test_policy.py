@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from helm_chart import EXAMPLES, Manifest, containers, of_kind, one, pods, render, serve_config
 
-from decodefleet.cluster.local_ray import LONGEST_STREAM_S
-
 
 @pytest.fixture(scope="module", params=EXAMPLES, ids=lambda path: path.stem)
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
@@ -77,12 +75,23 @@ def test_a_slow_loader_is_not_killed(manifests: list[Manifest]) -> None:
     for name, container in containers(manifests):
         if name.endswith("ray-worker"):
             # of Ray on the node, which loading does not touch
-            assert container["livenessProbe"]["httpGet"] == {"path": "/api/healthz", "port": 52365}
+            for probe in ("startupProbe", "livenessProbe"):
+                assert container[probe]["httpGet"] == {"path": "/api/healthz", "port": 52365}
     (router,) = (found for name, found in containers(manifests) if name == "routers/ray-router")
     probe = router["startupProbe"]
     assert probe["httpGet"]["path"] == "/ready"
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
     assert router["livenessProbe"]["httpGet"]["path"] == "/api/healthz"
+
+
+def test_a_worker_pod_is_ready_while_its_worker_can_generate(manifests: list[Manifest]) -> None:
+    options = [application["args"] for application in serve_config(manifests)["applications"]]
+    for name, container in containers(manifests):
+        if name.endswith("ray-worker"):
+            asked = container["readinessProbe"]["httpGet"]
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            assert asked["path"] == "/ready"
+            assert {ports[asked["port"]]} == {option["metrics_port"] for option in options}
 
 
 def test_streams_have_time_to_end(manifests: list[Manifest]) -> None:
@@ -97,13 +106,6 @@ def test_streams_have_time_to_end(manifests: list[Manifest]) -> None:
         assert limit_s >= max(option["drain_s"] for option in options), name
         assert pod["spec"]["terminationGracePeriodSeconds"] > limit_s, name
         assert pod["spec"]["terminationGracePeriodSeconds"] <= service["rayClusterDeletionDelaySeconds"]
-
-
-def test_a_reload_of_the_proxy_ends_no_stream(manifests: list[Manifest]) -> None:
-    for name, container in containers(manifests):
-        env = {entry["name"]: entry.get("value") for entry in container.get("env", ())}
-        if name.startswith("routers/"):
-            assert int(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] or 0) >= LONGEST_STREAM_S
 
 
 def budgets(manifests: list[Manifest]) -> dict[str, int]:
@@ -125,15 +127,28 @@ def test_budgets_keep_what_serves_and_let_nodes_go() -> None:
     assert found == {
         "cpu-only": {"smollm2-135m": 1},
         "llama-3-70b-tp8": {"routers": 1},
-        # one machine cannot be emptied with a budget
         "one-gpu": {},
     }
 
 
+FIXED, SCALED = {"replicas": 3}, {"autoscaling": {"enabled": True, "minReplicas": 3, "maxReplicas": 9}}
+ALONE = {"replicas": 7, "autoscaling": {"enabled": True, "minReplicas": 1, "maxReplicas": 9}}
+
+
+@pytest.mark.parametrize("group", [FIXED, SCALED], ids=["fixed", "scaled"])
 @pytest.mark.parametrize(("given", "kept"), [({}, 2), ({"minAvailable": 1}, 1), ({"minAvailable": 0}, None)])
-def test_a_models_budget_is_all_but_one_or_what_was_given(given: dict[str, int], kept: int | None) -> None:
-    models = [{"name": "m", "model": "org/m", "replicas": 3, "podDisruptionBudget": given}]
-    assert budgets(render({"models": models})).get("m") == kept
+def test_a_budget_is_all_but_one_of_the_fewest_or_what_was_given(
+    group: dict[str, Any], given: dict[str, int], kept: int | None
+) -> None:
+    sized = {"podDisruptionBudget": given} | group
+    found = budgets(render({"models": [{"name": "m", "model": "org/m"} | sized], "router": sized}))
+    assert (found.get("m"), found.get("routers")) == (kept, kept)
+
+
+@pytest.mark.parametrize("group", [{"replicas": 1}, ALONE], ids=["fixed", "scaled"])
+def test_where_one_pod_may_be_all_there_is_nothing_holds_up_a_drain(group: dict[str, Any]) -> None:
+    manifests = render({"models": [{"name": "m", "model": "org/m"} | group], "router": group})
+    assert of_kind(manifests, "PodDisruptionBudget") == []
 
 
 def allowed(manifests: list[Manifest], labels: dict[str, str]) -> list[dict[str, Any]]:

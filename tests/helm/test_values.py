@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_chart import CHART, ROOT, one, render, template
+from helm_chart import CHART, ROOT, one, pods, render, template
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -72,6 +72,14 @@ def test_the_readme_lists_them() -> None:
         ({"models": [{"name": "m", "model": "m"}] * 2}, "the name m is taken"),
         ({"models": [{"name": "routers", "model": "m"}]}, "the name routers is taken"),
         ({"models": [{"name": "a", "model": "m"}, {"name": "b", "model": "m"}]}, "two models have the route"),
+        (
+            {"router": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
+            "minReplicas is above maxReplicas",
+        ),
+        (
+            {"models": [{"name": "m", "model": "m", "options": {"ssl_certfile": "/tls.crt"}}]},
+            "end TLS at ingress.tls",
+        ),
         ({"redis": {"enabled": False}}, "redis.external.urlSecret.name"),
         ({"ray": {"upgrade": {"type": "NewClusterWithIncrementalUpgrade"}}}, "ray.upgrade.gatewayClassName"),
         (
@@ -105,6 +113,20 @@ def test_an_external_redis_is_used_for_both() -> None:
     env = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
     (url,) = (entry for entry in env if entry["name"] == "DECODEFLEET_REDIS_URL")
     assert url["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+
+
+def test_an_external_redis_may_speak_tls() -> None:
+    external = {"address": "rediss://redis.example:6380", "urlSecret": {"name": "redis"}}
+    cluster = one(render({"redis": {"enabled": False, "external": external}}), "RayService")["spec"]
+    told = cluster["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+    assert told == "rediss://redis.example:6380"
+
+
+def test_every_pod_can_pull_from_a_private_registry() -> None:
+    found = pods(render({"image": {"pullSecrets": [{"name": "registry"}]}}))
+    assert {"head", "routers", "fleet-decodefleet-redis"} <= set(found)
+    for name, pod in found.items():
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}], name
 
 
 def test_an_ingress_and_a_route_lead_to_the_service() -> None:

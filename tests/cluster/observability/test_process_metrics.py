@@ -49,6 +49,19 @@ def test_each_process_takes_the_next_free_port():
         second.close()
 
 
+def test_a_process_says_whether_it_is_ready():
+    states = iter((False, True))
+    served = ProcessMetrics("127.0.0.1", 0, str, lambda: next(states))
+    always = ProcessMetrics("127.0.0.1", 0, str)
+    try:
+        answers = [httpx.get(f"http://127.0.0.1:{served.port}/ready").status_code for _ in range(2)]
+        assert answers == [503, 200]
+        assert httpx.get(f"http://127.0.0.1:{always.port}/ready").status_code == 200
+    finally:
+        served.close()
+        always.close()
+
+
 def test_a_failure_to_read_is_an_answer(caplog):
     def read() -> str:
         raise RuntimeError("no")
