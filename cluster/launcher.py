@@ -7,7 +7,6 @@ there already. Ray is imported inside, after its environment is set.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -15,8 +14,6 @@ import signal
 import tempfile
 import time
 import traceback
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -32,11 +29,11 @@ from decodefleet.worker.protocol import Failed
 from . import local_ray
 from .config import ConfigError, LoadedConfig, ServeConfig
 from .embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
+from .health import PREFIX, RUNS, forget_address, leave_address, trouble
 from .news import NewsReceiver
 from .processes import end_descendants, port_is_free, run_guarded, tell_of_signal
 from .startup_view import WorkersView, print_ready
 from .terminal import FileProgress, print_error
-from .tls import unverified
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +66,9 @@ def serve(loaded: LoadedConfig, console: Console) -> int:
 
 def _serve_once(config: ServeConfig, console: Console) -> int:
     # short, and not below TMPDIR: the paths of Ray's sockets are limited to 107 characters
-    folder = Path(tempfile.mkdtemp(prefix="decodefleet-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=RUNS))
     code = run_guarded(lambda: Launcher(config, console, folder).run())
+    forget_address(folder)
     # one that ended at once had no time to show it again
     console.show_cursor()
     if code in (0, STOPPED_AT_ONCE, START_AGAIN) or not (folder / "ray").exists():
@@ -131,6 +129,7 @@ class Launcher:
     def _serve(self) -> None:
         config = self._config
         self._console.print(f"logs: {self._folder}", style="dim", soft_wrap=True, highlight=False)
+        leave_address(self._folder, config.url)
         if config.address is None:
             config = self._resolve(config)
             config = self._start_redis(config)
@@ -209,7 +208,7 @@ class Launcher:
         status = serve.status().applications[APPLICATION]
         if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
             raise StartupFailed(status.message)
-        return status.status == "RUNNING" and _answers(config)
+        return status.status == "RUNNING" and trouble(config.url) is None
 
     def _stop(self) -> None:
         for step in self._steps_of_stopping():
@@ -273,14 +272,3 @@ def _check_address(config: ServeConfig) -> None:
         raise ConfigError(f"host: cannot listen on {config.host}:{config.port}: {error.strerror}") from error
     if not free:
         raise ConfigError(f"port: {config.port} is in use on {config.host}; stop its owner or choose --port")
-
-
-def _answers(config: ServeConfig) -> bool:
-    # a proxy named in the environment is for reaching other machines
-    direct = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unverified())
-    )
-    with contextlib.suppress(urllib.error.URLError, OSError):
-        direct.open(f"{config.url}/ready", timeout=5).close()
-        return True
-    return False

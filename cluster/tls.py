@@ -56,11 +56,3 @@ def write_private(file: Path, content: bytes) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as output:
         output.write(content)
-
-
-def unverified() -> ssl.SSLContext:
-    """For asking ourselves, sending nothing: a certificate need not name the loopback."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context

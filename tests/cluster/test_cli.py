@@ -54,6 +54,7 @@ COMMANDS = (
     "simulate",
     "directory",
     "top",
+    "health",
     "drain-node",
     "bench serve",
     "bench kernels",

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from decodefleet.cluster import haproxy_command, http_proxy
 from decodefleet.cluster.config import ConfigError, ServeConfig, load_config
+from decodefleet.cluster.health import trouble, unverified
 from decodefleet.cluster.processes import free_ports
-from decodefleet.cluster.tls import TlsOptions, UnusableCertificate, unverified
+from decodefleet.cluster.tls import TlsOptions, UnusableCertificate
 
 CONFIG = """global
     maxconn 100
@@ -102,9 +103,9 @@ def test_clients_of_ours_trust_what_ssl_cert_file_names(
         assert answer.read() == b"ok"
 
 
-def test_the_launcher_asks_whatever_name_the_certificate_has(https_port: int) -> None:
-    with urllib.request.urlopen(f"https://127.0.0.1:{https_port}/", context=unverified()) as answer:
-        assert answer.read() == b"ok"
+def test_we_ask_ourselves_whatever_name_the_certificate_has(https_port: int) -> None:
+    assert trouble(f"https://127.0.0.1:{https_port}") is None
+    assert "does not answer" in (trouble(f"http://127.0.0.1:{https_port}") or "")
 
 
 def test_nothing_is_served_in_the_clear(https_port: int) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -14,33 +12,16 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from dockerfile import DOCKERFILE, image_environment, of
 from package_file import from_wheel, named
 from typer.testing import CliRunner
 
-from decodefleet.cluster import cli, local_ray
+from decodefleet.cluster import cli, health
 from decodefleet.cluster.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-DOCKERFILE = DEPLOY / "Dockerfile"
 COMPOSE = (DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml")
-
-
-def instructions() -> Iterator[tuple[str, str]]:
-    """(instruction, rest) of each, without comments, continuation lines joined."""
-    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.strip():
-            word, _, rest = line.strip().partition(" ")
-            yield word, rest.strip()
-
-
-def of(word: str) -> list[str]:
-    return [rest for found, rest in instructions() if found == word]
-
-
-def image_environment() -> dict[str, str]:
-    return dict(pair.split("=", 1) for rest in of("ENV") for pair in shlex.split(rest))
 
 
 def compose_file(path: Path) -> dict[str, Any]:
@@ -103,15 +84,21 @@ def test_it_runs_as_the_user_that_the_chart_names() -> None:
     assert of("USER") == [f"{context['runAsUser']}:{context['runAsGroup']}"]
 
 
-def test_nodes_of_a_cluster_find_what_serve_sets_up_on_one_machine(tmp_path: Path) -> None:
-    local, image = local_ray.environment(tmp_path, 1.0), image_environment()
-    same = {name for name in image if name in local} - {"RAY_SERVE_HAPROXY_BINARY_PATH"}
-    assert {name: image[name] for name in same} == {name: local[name] for name in same}
-    assert "RAY_SERVE_ENABLE_HA_PROXY" in same
-    folder = Path(image["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
-    # what `install.sh machine` made there
+def test_the_proxy_that_serve_shall_run_is_the_one_that_was_made() -> None:
+    folder = Path(image_environment()["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
     assert any(f"install.sh machine {folder}" in rest for rest in of("RUN"))
-    assert Path(local["RAY_SERVE_HAPROXY_BINARY_PATH"]).name == "haproxy"
+
+
+def test_login_shells_find_the_commands_too(tmp_path: Path) -> None:
+    (line,) = re.findall(r'echo ("PATH=.*") > (/etc/profile\.d/\w+\.sh)', "\n".join(of("RUN")))
+    folder = tmp_path / "profile.d"
+    folder.mkdir()
+    written = subprocess.run(["bash", "-c", f"echo {line[0]}"], capture_output=True, text=True, check=True)
+    (folder / "ours.sh").write_text(written.stdout)
+    # as Debian's /etc/profile does
+    profile = f"PATH=/usr/bin; for file in {folder}/*.sh; do . $file; done; export PATH; echo $PATH"
+    shown = subprocess.run(["bash", "-c", profile], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == f"{Path(image_environment()['PATH'].split(':')[0])}:/usr/bin"
 
 
 def test_our_variables_are_options() -> None:
@@ -126,9 +113,7 @@ def test_the_command_is_one_of_ours() -> None:
     (command,) = of("CMD")[-1:]
     assert json.loads(command)[0] == "serve"
     (check,) = of("HEALTHCHECK")
-    script = json.loads(check.partition(" CMD ")[2])[2]
-    compile(script, "healthcheck", "exec")
-    assert "/ready" in script
+    assert json.loads(check.partition(" CMD ")[2]) == ["python", "-m", health.__name__]
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda path: path.name)

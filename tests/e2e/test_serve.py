@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -133,6 +135,14 @@ def test_each_process_has_metrics_of_its_own(served: Served) -> None:
     assert sum("decodefleet_workers{" in text for text in texts) == 1
     assert sum("vllm:cache_config_info{" in text for text in texts) == 2
     assert all("process_resident_memory_bytes" in text for text in texts)
+
+
+def test_a_health_check_finds_it_at_whatever_port(served: Served) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "decodefleet.cluster.health"], capture_output=True, text=True, check=False
+    )
+    # other servers of ours may run beside it
+    assert f"{served.url} is ready" in done.stdout.splitlines()
 
 
 def test_the_page_comes_through_the_proxy(served: Served) -> None:

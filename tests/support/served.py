@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -38,11 +38,17 @@ ROLES = {
 class Served:
     """A running server, in a process group of its own as from a terminal."""
 
-    def __init__(self, log: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = COMMAND,
+    ) -> None:
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [*COMMAND, "serve", "--port", str(self.port), *options]
+        command = [*program, "serve", "--port", str(self.port), *options]
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 command,
