@@ -1,15 +1,17 @@
 """Stands between Serve and HAProxy: Serve writes a configuration and runs this, which becomes HAProxy.
 
 Serve's own configuration turns 502, 503 and 504 into a bare 500, answers 404 while it knows no router, shows
-statistics to every network, speaks no TLS, waits an hour for a request's head, and lets HAProxy end with its
-manager, all streams with it. None of that is an option of Serve's. Run as a script by `python -I -S`, for
-each start and reload: standard library only, nothing of ours.
+statistics to every network, speaks no TLS, waits an hour for a request's head, starts no HAProxy where fewer
+files may be open than its connections need, and lets it end with its manager, all streams with it. None of
+that is an option of Serve's. Run as a script by `python -I -S`, for each start and reload: standard library
+only, nothing of ours.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,8 @@ from pathlib import Path
 STATUSES = (502, 503, 504)
 # for a request's head: who sends it slowly holds one of HAProxy's few thousand connections
 HEAD_S = 30
+# listeners, statistics, logs, and those of a predecessor
+RESERVED_FILES = 200
 # in the same folder: certificate and key, where the HTTP port speaks TLS
 CERTIFICATE = "certificate.pem"
 
@@ -30,6 +34,7 @@ _STATISTICS = re.compile(r"^(listen stats\n *bind )\*:", re.MULTILINE)
 _ADMIN = re.compile(r"^ *stats socket (\S+) .*expose-fd listeners", re.MULTILINE)
 # Serve's comments speak of it too
 _ROUTERS = re.compile(r"^ *use_backend ", re.MULTILINE)
+_CONNECTIONS = re.compile(r"^(global\n(?:(?!defaults).*\n)*? +maxconn )(\d+)", re.MULTILINE)
 _METRICS = re.compile(r"^(frontend prometheus\n *bind ):", re.MULTILINE)
 
 
@@ -38,6 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     binary, pages, *options = arguments
     file = Path(options[options.index("-f") + 1])
     text = impatient(narrowed(with_pages(file.read_text(), Path(pages))))
+    text = fitting(text, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if (certificate := Path(pages, CERTIFICATE)).exists():
         text = with_tls(text, certificate)
     first = "-sf" not in options
@@ -96,6 +102,19 @@ def impatient(text: str) -> str:
     if "timeout http-request" in text:
         return text
     return text.replace("defaults\n", f"defaults\n    timeout http-request {HEAD_S}s\n", 1)
+
+
+def fitting(text: str, files: int) -> str:
+    """The configuration with no more connections than `files`, the hard limit, has room for.
+
+    HAProxy reserves two and a half for each, and does not start where it cannot have them.
+    """
+    found = _CONNECTIONS.search(text)
+    most = (files - RESERVED_FILES) * 2 // 5
+    if found is None or files == resource.RLIM_INFINITY or int(found[2]) <= most:
+        return text
+    print(f"{files} open files are allowed: {most} connections instead of {found[2]}", file=sys.stderr)
+    return text[: found.start(2)] + str(most) + text[found.end(2) :]
 
 
 def with_tls(text: str, certificate: Path) -> str:

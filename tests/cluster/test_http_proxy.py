@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import re
+import resource
+import shlex
 import socket
 import subprocess
 import threading
@@ -18,7 +21,7 @@ import pytest
 from raw_http import exchange
 
 from decodefleet.cluster import haproxy_command, http_proxy, local_ray
-from decodefleet.cluster.processes import free_ports
+from decodefleet.cluster.processes import free_ports, port_is_free
 
 # of Serve's template what this is about
 CONFIG = """global
@@ -284,6 +287,36 @@ def test_serves_template_has_what_is_replaced() -> None:
     assert haproxy_command.has_routers(edited)
     without = [line for line in edited.splitlines() if not line.strip().startswith("use_backend ")]
     assert not haproxy_command.has_routers("\n".join(without))
+
+
+def test_where_few_files_may_be_open_there_are_fewer_connections() -> None:
+    text = serves_template().partition('"""global')[2].replace("{{ config.maxconn }}", "20000")
+    text = f"global{text}"
+    assert haproxy_command.fitting(text, 1 << 20) == text
+    assert haproxy_command.fitting(text, resource.RLIM_INFINITY) == text
+    fewer = haproxy_command.fitting(text, 20_000)
+    assert re.findall(r"^ +maxconn (\d+)", fewer, re.MULTILINE) == ["7920"]
+    assert fewer.replace("maxconn 7920", "maxconn 20000") == text
+
+
+def test_it_starts_where_it_could_not(tmp_path: Path) -> None:
+    (free_port,) = free_ports(1)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(
+        "global\n    maxconn 20000\ndefaults\n    mode http\n    timeout connect 5s\n    timeout client 5s\n"
+        f"    timeout server 5s\nfrontend http_frontend\n    bind 127.0.0.1:{free_port}\n"
+    )
+    started = f"ulimit -n 4096; exec {shlex.quote(str(http_proxy.prepare(tmp_path)))} -db -f {config}"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(["bash", "-c", started], stderr=log)
+    try:
+        while port_is_free("127.0.0.1", free_port):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        assert "1558 connections instead of 20000" in (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def as_rendered(host: str) -> str:
