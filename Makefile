@@ -54,6 +54,7 @@ clean: ## remove caches and build output; the environment stays
 $(STAMP): pyproject.toml deploy/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "decodefleet needs Python 3.11 or later: make PYTHON=python3.12 ...")'
 	@echo 'Installing into $(VENV): a few minutes the first time.'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# one that was made without ensurepip has a python, but no pip
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint deploy/constraints.txt --editable '.[test,dev]'
 	@touch $@

@@ -164,19 +164,20 @@ def _plan(
             help="memory of one GPU in GiB; this machine's if not given", min=0.1, metavar="<float>"
         ),
     ] = None,
+    config: ConfigFile = None,
     **flags: Any,
 ) -> None:
     """Show what a model takes of the memory: weights, KV cache, and how many tokens fit."""
     from .plan_view import PlanOptions, advice, find_model, make_plan, measured, plan_table
     from .terminal import FileProgress
 
-    console, config = _console(), _load(model, None, flags).config
-    ranks = config.runner.tensor_parallel_size
-    wanted = PlanOptions(config.weights, ranks, gpu_memory_gib, config.cache, config.batch)
+    console, told = _console(), _load(model, config, flags).config
+    ranks = told.runner.tensor_parallel_size
+    wanted = PlanOptions(told.weights, ranks, gpu_memory_gib, told.cache, told.batch)
     with FileProgress(console) as progress:
-        folder = find_model(config.model, progress)
+        folder = find_model(told.model, progress)
     made = measured(make_plan(folder, wanted), wanted.cache)
-    console.print(plan_table(config.model, made))
+    console.print(plan_table(told.model, made))
     if not made.fits:
         console.print(f"[red]{advice(made)}[/]")
         raise typer.Exit(1)

@@ -9,6 +9,8 @@ import httpx
 
 TIMEOUT_S = 30.0
 ELSEWHERE = "--url names another"
+# a proxy named in the environment is for reaching other machines
+HERE = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ServerUnavailable(RuntimeError):
@@ -22,7 +24,8 @@ class DebugClient:
         self._url = url.rstrip("/")
         self._elsewhere = elsewhere
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(timeout=TIMEOUT_S, headers=headers)
+        direct = {f"all://{host}": None for host in HERE}
+        self._http = httpx.Client(timeout=TIMEOUT_S, headers=headers, mounts=direct)
 
     def __enter__(self) -> DebugClient:
         return self

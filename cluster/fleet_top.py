@@ -14,8 +14,8 @@ from rich.text import Text
 from .debug_client import DebugClient, ServerUnavailable
 from .fleet_view import fleet_view
 
-# head, numbers, and the frames of both tables
-OTHER_LINES = 14
+# of placements, which workers leave room for
+LEAST_PLACEMENTS = 3
 
 
 def overview(client: DebugClient) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def top(
         first = overview(client)
         if as_json:
             print(json.dumps(first, indent=2))
-        elif once:
+        elif once or not console.is_terminal:
             console.print(fleet_view(first, {}, console.width))
         else:
             with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -66,12 +66,19 @@ def _views(
 ) -> Iterator[RenderableType]:
     rates = Rates()
     while True:
-        room = max(1, console.height - len(seen["workers"]) - OTHER_LINES)
-        shown = fleet_view(seen, rates.of(seen), console.width, room)
+        shown = _fitting(seen, rates.of(seen), console)
         yield shown
         while True:
             try:
                 seen = overview(client)
                 break
             except ServerUnavailable as error:
-                yield Group(Text(str(error), "bold red"), shown)
+                yield Group(Text(str(error), "bold red", no_wrap=True, overflow="ellipsis"), shown)
+
+
+def _fitting(seen: dict[str, Any], rates: dict[str, float], console: Console) -> RenderableType:
+    """As many workers and placements as the terminal has lines for, but one, which is for an error."""
+    frame = console.render_lines(fleet_view(seen, rates, console.width, 0, 0))
+    room = max(LEAST_PLACEMENTS + 1, console.height - len(frame) - 1)
+    workers = min(len(seen["workers"]), room - LEAST_PLACEMENTS)
+    return fleet_view(seen, rates, console.width, room - workers, workers)

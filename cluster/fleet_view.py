@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -14,7 +14,11 @@ from rich.text import Text
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK = 30
 PLACEMENTS = 8
+CHANGES = 3
+CHANGED_S = 1800
 WIDE = 120
+# there is room for whole request ids
+WIDEST = 180
 PLACED_ON = 24
 STATES = {"serving": "green", "draining": "yellow"}
 TERMS = {
@@ -27,15 +31,23 @@ TERMS = {
 
 
 def fleet_view(
-    seen: dict[str, Any], rates: dict[str, float], width: int, placements: int = PLACEMENTS
+    seen: dict[str, Any],
+    rates: dict[str, float],
+    width: int,
+    placements: int = PLACEMENTS,
+    workers: int | None = None,
 ) -> RenderableType:
     """seen: of `/debug/fleet`, the whole recent past in it. rates: tokens per second by worker.
 
     width: of the terminal, in characters; a narrow one gets fewer columns rather than cut ones.
+    placements, workers: most that are shown; of workers all are if not given.
     """
-    wide = width >= WIDE
     return Group(
-        _head(seen), _numbers(seen), _workers(seen, rates, wide), _placements(seen, placements, wide)
+        _head(seen),
+        _numbers(seen),
+        _workers(seen, rates, width >= WIDE, workers),
+        *_changes(seen),
+        _placements(seen, placements, width),
     )
 
 
@@ -68,8 +80,11 @@ def _head(seen: dict[str, Any]) -> Text:
     index, queue = seen["prefix_index"], seen["queue"]
     routers = "1 router" if seen["routers"] == 1 else f"{seen['routers']} routers"
     head = Text(models, style="bold")
-    head.append(f"  {serving} of {len(seen['workers'])} workers serve", "green" if serving else "bold red")
+    colour = "bold red" if not serving else "green" if serving == len(seen["workers"]) else "yellow"
+    head.append(f"  {serving} of {len(seen['workers'])} workers serve", colour)
     head.append(f", {routers}, policy {seen['policy']}, {seen['placed']} placed", "dim")
+    if not seen["workers"] and seen.get("sleeps"):
+        head.append(", asleep: a request wakes it", "yellow")
     if queue["length"]:
         head.append(f", {queue['length']} queued for {seconds(queue['oldest_s'])}", "yellow")
     if not index["directory_up"]:
@@ -113,23 +128,24 @@ def _beside(grid: Table) -> Table:
     return both
 
 
-def _workers(seen: dict[str, Any], rates: dict[str, float], wide: bool) -> Table:
+def _workers(seen: dict[str, Any], rates: dict[str, float], wide: bool, most: int | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, collapse_padding=True)
     table.add_column("worker", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=max(map(len, STATES)))
     numbers = ("running", "waiting", "KV used", "cached", "tokens/s", "hits")
     for name in (*numbers, "prefill", "below", "heard") if wide else numbers:
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-    for worker in seen["workers"]:
+    shown = _first(seen["workers"], most)
+    for worker in shown:
         kv = worker["kv"]
         total = kv["total"] or 1
-        most = "" if worker["max_running"] is None else f"/{worker['max_running']}"
+        seats = "" if worker["max_running"] is None else f"/{worker['max_running']}"
         queried = worker["query_tokens"]
         rate = rates.get(worker["id"])
         cells: list[str | Text] = [
             escape(worker["id"]),
             Text(worker["state"], STATES.get(worker["state"], "bold red")),
-            f"{worker['running']}{most}",
+            f"{worker['running']}{seats}",
             str(worker["waiting"]),
             f"{kv['used'] / total:.0%}",
             f"{kv['cached'] / total:.0%}",
@@ -139,7 +155,28 @@ def _workers(seen: dict[str, Any], rates: dict[str, float], wide: bool) -> Table
         if wide:
             cells += [str(worker["prefill_tokens"]), _tiers(worker["tiers"]), seconds(worker["heard_s"])]
         table.add_row(*cells)
+    if shown and len(shown) < len(seen["workers"]):
+        table.add_row(Text(f"and {len(seen['workers']) - len(shown)} more", "dim"))
     return table
+
+
+def _first(workers: list[dict[str, Any]], most: int | None) -> list[dict[str, Any]]:
+    """Where not all have room, those that do not serve come first; one line is for the number of the rest."""
+    if most is None or len(workers) <= most:
+        return workers
+    return sorted(workers, key=lambda worker: worker["state"] == "serving")[: max(0, most - 1)]
+
+
+def _changes(seen: dict[str, Any]) -> Iterator[Text]:
+    """One line of who came and went of late: a worker that is gone has no row to say so."""
+    recent = [change for change in seen.get("changes", []) if change["at"] > seen["at"] - CHANGED_S]
+    if not recent:
+        return
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for change in reversed(recent[-CHANGES:]):
+        words = f"{change['worker_id']} {change['what']} {seconds(max(0.0, seen['at'] - change['at']))} ago"
+        line.append(("  " if line else "") + words, "red" if change["what"] == "lost" else "dim")
+    yield line
 
 
 def _tiers(tiers: dict[str, Any]) -> str:
@@ -150,7 +187,7 @@ def _tiers(tiers: dict[str, Any]) -> str:
     return ", ".join(told) or "–"
 
 
-def _placements(seen: dict[str, Any], count: int, wide: bool) -> Table:
+def _placements(seen: dict[str, Any], count: int, width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, collapse_padding=True)
     shown = seen["placements"][:count]
     for name in ("prompt", "cached", "waited"):
@@ -159,8 +196,10 @@ def _placements(seen: dict[str, Any], count: int, wide: bool) -> Table:
     longest = max((len(placement["worker_id"] or "") for placement in shown), default=0)
     table.add_column("placed on", no_wrap=True, min_width=max(9, min(longest, PLACED_ON)))
     table.add_column("why", no_wrap=True, overflow="ellipsis")
+    wide = width >= WIDE
     if wide:
-        table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=20)
+        room = None if width >= WIDEST else 20
+        table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=room)
     for placement in shown:
         cells: list[str | Text] = [
             str(placement["prompt_tokens"]),

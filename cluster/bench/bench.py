@@ -28,15 +28,19 @@ Observer = Callable[[Plan, Exchange | None], None]
 
 @dataclass(frozen=True)
 class Result:
-    """model and seed as they were used."""
+    """model and seed as they were used. complete: not so where it was interrupted after some of the runs."""
 
     model: str
     seed: str
     runs: list[tuple[Summary, list[Outcome]]]
+    complete: bool = True
 
 
 async def run_bench(options: BenchOptions, observe: Observer) -> Result:
-    """Runs every load in turn against the server. Raises BenchError."""
+    """Runs every load in turn against the server. Raises BenchError.
+
+    Cancelled, it answers with the runs that had ended by then, if there are any.
+    """
     seed = options.seed or secrets.token_hex(4)
     plans = make_plans(options, seed)
     make_prompt = _prompt_maker(options, seed)
@@ -53,14 +57,18 @@ async def run_bench(options: BenchOptions, observe: Observer) -> Result:
             options.extra_body,
         )
         await _warm_up(client, dialect, options)
-        runs = []
-        for plan in plans:
-            observe(plan, None)
-            run = await _execute(plan, client, dialect, observe)
-            runs.append(summarize(plan.load, run, [request.input_len for request in plan.requests]))
+        runs: list[tuple[Summary, list[Outcome]]] = []
+        try:
+            for plan in plans:
+                observe(plan, None)
+                run = await _execute(plan, client, dialect, observe)
+                runs.append(summarize(plan.load, run, [request.input_len for request in plan.requests]))
+        except asyncio.CancelledError:
+            if not runs:
+                raise
     finally:
         await client.close()
-    return Result(model, seed, runs)
+    return Result(model, seed, runs, complete=len(runs) == len(plans))
 
 
 def _client(options: BenchOptions) -> HttpClient:

@@ -16,6 +16,8 @@ from .options import BenchError, BenchOptions
 from .progress import progress
 from .report import document, run_document, table
 
+INTERRUPTED = 130
+
 
 def bench_serve(values: dict[str, Any], console: Console) -> int:
     """Runs the benchmark that `values` (flags by field name, None for not given) ask for; an exit status.
@@ -30,11 +32,15 @@ def bench_serve(values: dict[str, Any], console: Console) -> int:
         result = run(options, observe)
     title = options.label or f"{result.model} at {options.url}"
     console.print(table(title, [summary for summary, _ in result.runs]))
+    if not result.complete:
+        console.print("[yellow]interrupted: the run that was under way is left out, and those after it[/]")
     console.print(f"[dim]the same prompts again: --seed {result.seed}[/]")
     if options.output is not None:
         text = json.dumps(_document(options, result), indent=1)
         options.output.write_text(text + "\n", encoding="utf-8")
         console.print(f"written to {options.output}")
+    if not result.complete:
+        return INTERRUPTED
     return 0 if all(summary.succeeded for summary, _ in result.runs) else 1
 
 

@@ -103,6 +103,10 @@ class HttpClient:
             exchange.failure = "timeout" if connection else "connect"
         except OSError:
             exchange.failure = "connect"
+        except asyncio.CancelledError:
+            if connection is not None:
+                connection.close()
+            raise
         exchange.ended = time.perf_counter()
         if connection is not None:
             self._give(connection)

@@ -24,12 +24,13 @@ def progress(console: Console) -> AbstractContextManager[Observer]:
 
 
 class Bars:
-    """An observer of `run_bench`; one bar per run."""
+    """An observer of `run_bench`; one bar per run, and before them one without an end, for the warm-up."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, refresh_per_second=2, transient=True)
         self._task: TaskID | None = None
+        self._warm_up: TaskID | None = self._progress.add_task("warming up", total=None)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -41,6 +42,9 @@ class Bars:
         self._progress.stop()
 
     def __call__(self, plan: Plan, exchange: Exchange | None) -> None:
+        if self._warm_up is not None:
+            self._progress.remove_task(self._warm_up)
+            self._warm_up = None
         if exchange is None:
             self._task = self._progress.add_task(plan.load, total=len(plan.requests))
         elif self._task is not None:

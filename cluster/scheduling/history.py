@@ -7,9 +7,9 @@ shows as a jump. Latencies are of what came in over the last half minute.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from .view import WorkerKey
 
 STEP_S = 5.0
 POINTS = 360
+CHANGES = 50
 # points whose latencies are taken together: a few requests make no percentile
 WINDOW = 6
 QUANTILES = (0.5, 0.95, 0.99)
@@ -47,6 +48,14 @@ class Point(msgspec.Struct, frozen=True):
     itl_s: tuple[float, ...] | None
 
 
+class Change(msgspec.Struct, frozen=True):
+    """What became of a worker, seen at `at` (Unix time). left: it drained before it went; lost: it did not."""
+
+    at: float
+    worker_id: str
+    what: Literal["came", "restarted", "left", "lost"]
+
+
 class Now(NamedTuple):
     """workers: last report of each living one. queued: requests that wait in the scheduler."""
 
@@ -56,10 +65,11 @@ class Now(NamedTuple):
 
 
 class History:
-    """`due` and `note` many times a second; `since` for who asks."""
+    """`due` and `note` many times a second; `since` and `changes` for who asks."""
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=POINTS)
+        self._changes: deque[Change] = deque(maxlen=CHANGES)
         self._before: Now | None = None
         self._noted = float("-inf")
         self._ttft: deque[tuple[int, ...]] = deque(maxlen=WINDOW)
@@ -74,6 +84,7 @@ class History:
         self._before, self._noted = news, now
         if before is None:
             return
+        self._changes.extend(_changes(at, before.workers, news.workers))
         workers = _worker_growth(before.workers, news.workers)
         routers = _growth(before.routers, news.routers)
         self._ttft.append(_summed([grown.ttft for grown in routers]))
@@ -101,6 +112,22 @@ class History:
 
     def since(self, at: float) -> list[Point]:
         return [point for point in self._points if point.at > at]
+
+    def changes(self, at: float) -> list[Change]:
+        """After this Unix time, oldest first."""
+        return [change for change in self._changes if change.at > at]
+
+
+def _changes(
+    at: float, before: Mapping[WorkerKey, WorkerStats], now: Mapping[WorkerKey, WorkerStats]
+) -> Iterator[Change]:
+    known, present = ({key.worker_id for key in workers} for workers in (before, now))
+    for key, stats in before.items():
+        if key.worker_id not in present:
+            yield Change(at, key.worker_id, "left" if stats.draining else "lost")
+    for key in now:
+        if key not in before:
+            yield Change(at, key.worker_id, "restarted" if key.worker_id in known else "came")
 
 
 def _worker_growth(

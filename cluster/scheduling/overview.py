@@ -30,6 +30,8 @@ def overview(core: GlobalScheduler, history: History, now: float, at: float, sin
             _worker(core, member, now)
             for member in sorted(core.fleet, key=lambda member: member.key.worker_id)
         ],
+        "changes": msgspec.to_builtins(history.changes(since)),
+        "sleeps": core.config.sleeps,
         "routers": len(core.routers),
         "queue": {
             "length": len(core.queue),

@@ -168,7 +168,7 @@ def test_plan_offers_what_decides_about_memory_and_nothing_else(run) -> None:
     kept = {"window", "attention-sinks", "cpu-kv-gib", "nvme-kv-path", "nvme-kv-gib"}
     model = {"dtype", "max-model-len", "max-num-batched-tokens", "tensor-parallel-size", "gpu-memory-gib"}
     offered = set(re.findall(r" --([a-z-]+) ", run("plan", "--help").out))
-    assert offered == pool | kept | model | {"help"}
+    assert offered == pool | kept | model | {"config", "help"}
 
 
 def test_plan_takes_the_ranks_from_wherever_serve_does(
@@ -177,3 +177,9 @@ def test_plan_takes_the_ranks_from_wherever_serve_does(
     monkeypatch.setenv("DECODEFLEET_TENSOR_PARALLEL_SIZE", "3")
     # one KV head of three
     assert "7,680 bytes" in run("plan", "--gpu-memory-gib", "1").out
+
+
+def test_plan_reads_the_file_that_serve_is_to_read(run, smollm2: Path, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("tensor_parallel_size: 3\nport: 9\n")
+    assert "7,680 bytes" in run("plan", "--gpu-memory-gib", "1", "--config", str(file)).out

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from decodefleet.cluster.fleet_top import Rates
+from decodefleet.cluster.fleet_top import Rates, _fitting
 from decodefleet.cluster.fleet_view import BLOCKS, fleet_view, seconds, spark
+from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.history import History, Now
 from decodefleet.cluster.scheduling.overview import overview
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
@@ -50,9 +51,12 @@ def make_overview(workers: int = 2) -> dict:
 
 
 def shown(width: int, seen: dict) -> str:
-    console = Console(width=width, record=True, file=None, force_terminal=False)
+    return printed(fleet_view(seen, {"worker-1hwfoot0": 123.4}, width), Console(width=width))
+
+
+def printed(view: RenderableType, console: Console) -> str:
     with console.capture() as captured:
-        console.print(fleet_view(seen, {"worker-1hwfoot0": 123.4}, width))
+        console.print(view)
     return captured.get()
 
 
@@ -75,6 +79,48 @@ def test_an_empty_fleet_can_be_shown() -> None:
     text = shown(80, seen)
     assert "no model yet" in text
     assert "0 of 0 workers serve" in text
+    assert "asleep" not in text
+
+
+def test_a_fleet_that_sleeps_is_not_one_that_is_down() -> None:
+    core = GlobalScheduler(1, SchedulingConfig(sleeps=True))
+    assert "asleep: a request wakes it" in shown(80, overview(core, History(), 1.0, 1000.0, 0.0))
+
+
+def test_who_went_is_told_by_name() -> None:
+    seen = make_overview()
+    seen["changes"] = [
+        {"at": -5000.0, "worker_id": "worker-old", "what": "lost"},
+        {"at": 930.0, "worker_id": "worker-a", "what": "came"},
+        {"at": 988.0, "worker_id": "worker-b", "what": "lost"},
+    ]
+    text = shown(80, seen)
+    assert "worker-b lost 12 s ago  worker-a came 70 s ago" in text
+    assert "worker-old" not in text
+
+
+@pytest.mark.parametrize("height", [24, 50])
+@pytest.mark.parametrize("workers", [0, 1, 3, 40])
+def test_what_is_shown_fits_the_terminal(height: int, workers: int) -> None:
+    seen = make_overview(workers)
+    seen["placements"] = seen["placements"][:1] * 20
+    seen["refused"] = dict.fromkeys(("unknown_model", "queue_full", "no_worker", "deadline"), 1000)
+    seen["changes"] = [{"at": 988.0, "worker_id": "worker-b", "what": "lost"}]
+    if workers == 40:
+        seen["workers"][33]["state"] = "draining"
+    console = Console(width=80, height=height)
+    text = printed(_fitting(seen, {}, console), console)
+    lines = text.splitlines()
+    # one line is kept for an error
+    assert len(lines) <= height - 1
+    assert max(map(len, lines)) <= 80
+    assert sum("refused: unknown_model" in line for line in lines) >= 3
+    if workers == 40:
+        assert "draining" in text
+        assert f"and {40 - text.count('serving') - 1} more" in text
+    else:
+        assert "more" not in text
+        assert len(lines) == height - 1 or height == 50
 
 
 def test_sparks() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'decodefleet[browser]'")
-from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
 
 pytestmark = pytest.mark.browser
 
@@ -114,6 +114,52 @@ def test_the_fleet_at_a_glance(stack: Any, open_page: Callable[..., Page]) -> No
     expect(page.get_by_role("status").first).to_contain_text("tiny · live")
     # the recent past comes by itself, and can be read by those who cannot see a line
     expect(page.get_by_role("img", name="Sequences: running")).to_be_visible(timeout=15_000)
+
+
+def overview_with(page: Page, change: Callable[[dict[str, Any]], None]) -> None:
+    """The page is told another fleet than there is."""
+
+    def fulfil(route: Route) -> None:
+        seen = route.fetch().json()
+        change(seen)
+        route.fulfill(json=seen)
+
+    page.route("**/debug/fleet*", fulfil)
+
+
+def test_a_fleet_with_troubles_says_which(stack: Any, open_page: Callable[..., Page]) -> None:
+    def trouble(seen: dict[str, Any]) -> None:
+        seen["workers"][1]["state"] = "draining"
+        seen["queue"] |= {"length": 3, "oldest_s": 4.0}
+        seen["prefix_index"]["directory_up"] = False
+        seen["changes"] = [
+            {"at": seen["at"] - 90.0, "worker_id": "worker-2", "what": "came"},
+            {"at": seen["at"] - 12.0, "worker_id": "worker-2", "what": "lost"},
+        ]
+
+    page = open_page(stack.url, lambda page: overview_with(page, trouble))
+    expect(page.get_by_role("status").first).to_contain_text("tiny · 1 of 2 workers serve")
+    expect(page.locator("#workers")).to_contain_text("draining")
+    changes = page.get_by_role("list", name="Workers that came and went").get_by_role("listitem")
+    expect(changes.first).to_contain_text("worker-2 lost 1")
+    expect(page.locator("#tiles")).to_contain_text("3 waiting, 4 s")
+    expect(page.locator("#tiles")).to_contain_text("directory away")
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_a_fleet_that_sleeps_is_not_one_that_is_down(stack: Any, open_page: Callable[..., Page]) -> None:
+    def asleep(seen: dict[str, Any]) -> None:
+        seen |= {"workers": [], "sleeps": True}
+
+    page = open_page(stack.url, lambda page: overview_with(page, asleep))
+    status = page.get_by_role("status").first
+    expect(status).to_contain_text("tiny · asleep")
+    expect(status).to_have_attribute("data-state", "idle")
+    expect(page.locator("#workers")).to_contain_text("a request starts one")
+    page.unroute("**/debug/fleet*")
+    overview_with(page, lambda seen: seen.update(workers=[]))
+    expect(status).to_contain_text("tiny: no worker serves", timeout=15_000)
+    expect(status).to_have_attribute("data-state", "bad")
 
 
 def test_an_answer_comes_as_text_with_its_counts(stack: Any, open_page: Callable[..., Page]) -> None:

@@ -3,6 +3,7 @@
 import { el, svg } from "./dom.js";
 
 const HEIGHT = 170;
+const NARROW = 420;
 const EDGE = { top: 8, right: 8, bottom: 20, left: 52 };
 
 /** series: [{ name, value: (point) => number | null }], at most four. */
@@ -68,11 +69,13 @@ export class LineChart {
       parts.push(svg("line", { class: "axis", x1: EDGE.left, x2: width - EDGE.right, y1: at, y2: at }));
       parts.push(svg("text", { class: "tick", x: EDGE.left - 6, y: at + 4, "text-anchor": "end" }, this.format(share * top)));
     }
-    const step = (this.to - this.from) / 3;
-    for (let at = this.from; at <= this.to + 1; at += step) {
-      const ago = Math.round((this.to - at) / 60);
-      const anchor = at === this.from ? "start" : ago === 0 ? "end" : "middle";
-      parts.push(svg("text", { class: "tick", x: x(at), y: HEIGHT - 5, "text-anchor": anchor }, ago ? `−${+((this.to - at) / 60).toFixed(1)} min` : "now"));
+    // five steps are whole minutes in every range
+    const steps = width < NARROW ? 1 : 5;
+    for (let step = 0; step <= steps; step += 1) {
+      const at = this.from + ((this.to - this.from) * step) / steps;
+      const minutes = Math.round((this.to - at) / 60);
+      const anchor = step === 0 ? "start" : step === steps ? "end" : "middle";
+      parts.push(svg("text", { class: "tick", x: x(at), y: HEIGHT - 5, "text-anchor": anchor }, minutes ? `−${minutes} min` : "now"));
     }
     return parts;
   }
@@ -115,5 +118,5 @@ function path(points, y) {
 function niceTop(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 4, 5, 10].map((factor) => factor * power).find((top) => top >= value);
+  return [1, 2, 3, 4, 5, 6, 8, 10].map((factor) => factor * power).find((top) => top >= value);
 }

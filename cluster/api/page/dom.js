@@ -38,6 +38,12 @@ export function seconds(value) {
   return Number.isInteger(value) || value >= 100 ? `${Math.round(value)} s` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
 }
 
+/** age: in seconds. */
+export function ago(age) {
+  const whole = Math.round(age);
+  return whole > 0 ? `${seconds(whole)} ago` : "just now";
+}
+
 export function percent(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   return `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;

@@ -4,11 +4,14 @@ import { getJson } from "./api.js";
 import { LineChart, sparkline } from "./chart.js";
 import { byId, count, el, percent, seconds } from "./dom.js";
 import { showPlacements } from "./placements.js";
-import { showWorkers } from "./workers.js";
+import { showChanges, showWorkers } from "./workers.js";
 
 const POLL_MS = 2000;
+// of sparklines and what tiles count
+const RECENT_S = 300;
 const KEEP_S = 1860;
 const KEEP_PLACEMENTS = 20;
+const KEEP_CHANGES = 50;
 
 const name = (placement) => `${placement.request_id} ${placement.attempt}`;
 const at = (list, number) => (list ? list[number] : null);
@@ -22,12 +25,24 @@ const CHARTS = [
     { name: "queued", value: (p) => p.queued }]],
 ];
 
+const serving = (seen) => seen.workers.filter((worker) => worker.state === "serving").length;
+
+/** The state of the fleet, and words for it. */
+function health(seen) {
+  const models = seen.models.map((model) => model.name).join(", ") || "no model yet";
+  const [able, all] = [serving(seen), seen.workers.length];
+  if (able) return able === all ? ["good", `${models} · live`] : ["warn", `${models} · ${able} of ${all} workers serve`];
+  if (all || !seen.sleeps) return ["bad", `${models}: no worker serves`];
+  return seen.queue.length ? ["warn", `${models} · waking, ${seen.queue.length} queued`] : ["idle", `${models} · asleep, a request wakes it`];
+}
+
 export class Fleet {
   /** tell(state, words, notice): what the page's head shows. */
   constructor(tell) {
     this.tell = tell;
     this.points = [];
     this.placements = [];
+    this.changes = [];
     this.epoch = null;
     this.rates = new Map();
     this.charts = CHARTS.map(([title, format, series]) => new LineChart(title, series, format));
@@ -67,6 +82,7 @@ export class Fleet {
     const known = new Set(this.placements.map(name));
     this.placements.unshift(...seen.placements.filter((placement) => !known.has(name(placement))));
     this.placements.length = Math.min(this.placements.length, KEEP_PLACEMENTS);
+    this.changes = [...this.changes, ...(seen.changes ?? [])].slice(-KEEP_CHANGES);
     // a fleet that has just started has no quarter of an hour to show
     if (this.now === undefined && seen.at - (this.points[0]?.at ?? seen.at) < 300) byId("range").value = "300";
     this.now = seen.at;
@@ -77,12 +93,10 @@ export class Fleet {
     // drawing anew would take away what somebody is marking to copy
     if (getSelection().isCollapsed) {
       showWorkers(seen, rates);
+      showChanges(this.changes, seen.at);
       showPlacements(this.placements, seen.at);
     }
-    const serving = seen.workers.filter((worker) => worker.state === "serving").length;
-    const models = seen.models.map((model) => model.name).join(", ") || "no model yet";
-    if (!serving) this.tell("bad", `${models}: no worker serves`, null);
-    else this.tell(serving < seen.workers.length ? "warn" : "good", `${models} · live`, null);
+    this.tell(...health(seen), null);
   }
 
   fail(error) {
@@ -101,25 +115,26 @@ export class Fleet {
   drawTiles(seen) {
     const { workers, queue } = seen;
     const sum = (value) => workers.reduce((total, worker) => total + value(worker), 0);
-    const recent = this.points.slice(-60);
+    const recent = this.points.filter((point) => point.at > seen.at - RECENT_S);
     const last = recent.at(-1);
-    const serving = workers.filter((worker) => worker.state === "serving").length;
+    const failed = Math.round(recent.reduce((total, point) => total + point.failures, 0) * seen.history.step_s);
     const used = sum((worker) => worker.kv.used);
     const total = sum((worker) => worker.kv.total);
-    const waiting = sum((worker) => worker.waiting);
+    const waiting = sum((worker) => worker.waiting) + queue.length;
+    const longest = queue.length ? `, ${seconds(queue.oldest_s)}` : "";
     const tiles = [
-      ["Workers", `${serving} of ${workers.length}`, `${seen.routers} ${seen.routers === 1 ? "router" : "routers"}`, (p) => p.workers],
-      ["Running", count(sum((worker) => worker.running)), `${count(seen.placed)} placed`, (p) => p.running],
-      ["Waiting", count(waiting + queue.length), queue.length ? `${queue.length} queued for ${seconds(queue.oldest_s)}` : "none queued", (p) => p.waiting + p.queued],
+      ["Workers", `${serving(seen)} of ${workers.length}`, `${seen.routers} ${seen.routers === 1 ? "router" : "routers"}`, (p) => p.workers],
+      ["Requests/s", count(last?.requests), failed ? `${count(failed)} failed in 5 min` : "none failed", (p) => p.requests, failed && "bad"],
+      ["Running", count(sum((worker) => worker.running)), `${count(waiting)} waiting${longest}`, (p) => p.running, queue.length && "warn"],
       ["Tokens/s", count(last?.generated_tokens), last ? `${count(last.prompt_tokens)} of prompts` : "", (p) => p.generated_tokens],
       ["KV in use", percent(total ? used / total : null), `${count(total)} blocks`, (p) => p.kv_usage],
-      ["Hit rate", percent(last?.hit_rate), seen.prefix_index.directory_up ? `${count(seen.prefix_index.blocks)} blocks` : "directory away", (p) => p.hit_rate],
+      ["Hit rate", percent(last?.hit_rate), seen.prefix_index.directory_up ? `${count(seen.prefix_index.blocks)} blocks known` : "directory away", (p) => p.hit_rate, !seen.prefix_index.directory_up && "warn"],
       ["First token p95", seconds(at(last?.ttft_s, 1)), last?.ttft_s ? `p50 ${seconds(last.ttft_s[0])}` : "", (p) => at(p.ttft_s, 1)],
       ["Token gap p95", seconds(at(last?.itl_s, 1)), last?.itl_s ? `p50 ${seconds(last.itl_s[0])}` : "", (p) => at(p.itl_s, 1)],
     ];
-    byId("tiles").replaceChildren(...tiles.map(([name, value, more, history]) =>
+    byId("tiles").replaceChildren(...tiles.map(([name, value, more, history, state]) =>
       el("div", { class: "tile" }, el("div", { class: "name" }, name), el("div", { class: "value" }, value),
-        el("div", { class: "more" }, more), sparkline(recent.map(history)))));
+        el("div", { class: state ? `more ${state}` : "more", title: more }, more), sparkline(recent.map(history)))));
   }
 
   drawCharts() {

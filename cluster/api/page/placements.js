@@ -1,6 +1,6 @@
 // The latest placements: where each request went, and what each candidate would have cost.
 
-import { bar, byId, count, el, seconds } from "./dom.js";
+import { ago, bar, byId, count, el, seconds } from "./dom.js";
 
 const TERMS = [["start", "b5", "until it starts"], ["restore", "b4", "bring back"], ["compute", "b1", "compute"], ["slowdown", "b2", "slow-down of others"], ["evict", "b3", "compute again what it pushes out"]];
 
@@ -12,8 +12,6 @@ export function showPlacements(placements, now) {
 }
 
 function row(placement, now) {
-  const age = Math.round(now - placement.at);
-  const ago = age > 0 ? `${seconds(age)} ago` : "just now";
   const cached = placement.hit_tokens ? `, ${count(placement.hit_tokens)} of them cached` : "";
   const waited = placement.waited_s > 0.001 ? `, waited ${seconds(placement.waited_s)}` : "";
   const again = placement.attempt ? `, attempt ${placement.attempt + 1}` : "";
@@ -21,7 +19,7 @@ function row(placement, now) {
     ? el("span", { class: "refused" }, `refused: ${placement.refused.replaceAll("_", " ")}`)
     : el("span", {}, "to ", el("strong", {}, placement.worker_id));
   return el("li", {},
-    el("div", { class: "what" }, el("div", {}, words, ` · ${ago}`),
+    el("div", { class: "what" }, el("div", {}, words, ` · ${ago(now - placement.at)}`),
       el("div", { class: "dim" }, `${count(placement.prompt_tokens)} prompt tokens${cached}${waited}${again}`),
       el("span", { class: "mono" }, placement.request_id)),
     el("div", {}, ...candidates(placement)));

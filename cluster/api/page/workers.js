@@ -1,8 +1,10 @@
 // The table of workers.
 
-import { bar, byId, bytes, count, el, percent, seconds } from "./dom.js";
+import { ago, bar, byId, bytes, count, el, percent, seconds } from "./dom.js";
 
 const STATES = { serving: "good", draining: "warn" };
+const SHOWN_CHANGES = 5;
+const SHOWN_S = 1800;
 
 export function showWorkers(seen, rates) {
   byId("kv-legend").replaceChildren(
@@ -10,7 +12,15 @@ export function showWorkers(seen, rates) {
     el("span", { class: "key" }, el("span", { class: "swatch block cached" }), "cached"));
   const rows = seen.workers.map((worker) => row(worker, rates.get(worker.id)));
   byId("workers").tBodies[0].replaceChildren(
-    ...(rows.length ? rows : [el("tr", {}, el("td", { class: "none", colspan: 10 }, "No worker has registered yet."))]));
+    ...(rows.length ? rows : [el("tr", {}, el("td", { class: "none", colspan: 10 }, seen.sleeps ? "No worker runs: a request starts one." : "No worker has registered yet."))]));
+}
+
+/** Who came and went of late, the latest first: a worker that is gone has no row to say so. */
+export function showChanges(changes, now) {
+  const recent = changes.filter((change) => change.at > now - SHOWN_S).slice(-SHOWN_CHANGES).reverse();
+  byId("changes").hidden = !recent.length;
+  byId("changes").replaceChildren(...recent.map((change) =>
+    el("li", { class: change.what === "lost" ? "refused" : null }, `${change.worker_id} ${change.what} ${ago(now - change.at)}`)));
 }
 
 function row(worker, rate) {

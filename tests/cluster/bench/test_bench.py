@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,62 @@ async def test_a_seed_repeats_the_prompts_and_none_draws_new_ones(serving) -> No
 
     assert await prompts("a") == await prompts("a")
     assert await prompts(None) != await prompts(None)
+
+
+async def test_what_was_measured_before_an_interruption_is_told(serving) -> None:
+    async with serving(token_delay_s=0.005) as server:
+        second = asyncio.Event()
+
+        def observe(plan: Any, exchange: Any) -> None:
+            if plan.load == "concurrency 2":
+                second.set()
+
+        running = asyncio.create_task(run_bench(options(server.url, concurrency="1,2"), observe))
+        await second.wait()
+        running.cancel()
+        result = await running
+    assert [summary.load for summary, _ in result.runs] == ["concurrency 1"]
+    assert not result.complete
+
+
+async def test_an_interruption_of_the_first_run_leaves_nothing_to_tell(serving) -> None:
+    async with serving(token_delay_s=0.005) as server:
+        began = asyncio.Event()
+        running = asyncio.create_task(run_bench(options(server.url), lambda *_: began.set()))
+        await began.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+def test_ctrl_c_in_the_command_ends_with_the_table(serving, tmp_path: Path) -> None:
+    """In a process of its own: the signal goes to its main thread."""
+    script = (
+        "import os, signal, sys\n"
+        "from rich.console import Console\n"
+        "from decodefleet.cluster.bench import command\n"
+        "from decodefleet.cluster.bench.progress import Lines\n"
+        "class Interrupting(Lines):\n"
+        "    def __call__(self, plan, exchange):\n"
+        "        if plan.load == 'concurrency 2' and exchange is not None:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "command.progress = Interrupting\n"
+        "flags = {'url': sys.argv[1], 'concurrency': ['1,2'], 'requests': 4, 'output_len': 3}\n"
+        "sys.exit(command.bench_serve(flags, Console()))\n"
+    )
+
+    async def interrupted() -> tuple[int | None, str]:
+        async with serving() as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", script, server.url, stdout=asyncio.subprocess.PIPE
+            )
+            out, _ = await process.communicate()
+            return process.returncode, out.decode()
+
+    status, out = asyncio.run(interrupted())
+    assert status == 130
+    assert "concurrency 1" in out
+    assert "interrupted" in out
 
 
 async def test_open_loop_does_not_wait_for_answers(serving) -> None:

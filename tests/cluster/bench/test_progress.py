@@ -19,6 +19,16 @@ def test_a_log_gets_lines_and_a_terminal_bars() -> None:
     assert isinstance(progress(Console(file=io.StringIO(), force_terminal=True)), Bars)
 
 
+def test_before_the_first_run_a_terminal_shows_the_warm_up() -> None:
+    printed = io.StringIO()
+    with Bars(Console(file=printed, force_terminal=True)) as bars:
+        assert [task.description for task in bars._progress.tasks] == ["warming up"]
+        bars(plan(6), None)
+        assert [task.description for task in bars._progress.tasks] == ["rate 2/s"]
+        bars(plan(6), Exchange(status=200))
+        assert bars._progress.tasks[0].completed == 1
+
+
 def test_lines_come_at_both_ends_and_now_and_then_between() -> None:
     now, printed = [100.0], io.StringIO()
     with Lines(Console(file=printed), lambda: now[0]) as lines:

@@ -3,7 +3,7 @@
 import pytest
 
 from decodefleet.cluster.observability.router_metrics import ITL, ITL_BOUNDS_S, TTFT, RouterMetrics
-from decodefleet.cluster.scheduling.history import POINTS, STEP_S, History, Now
+from decodefleet.cluster.scheduling.history import CHANGES, POINTS, STEP_S, History, Now
 from decodefleet.cluster.scheduling.overview import overview
 from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import RouterCounts, WorkerStats
@@ -68,11 +68,32 @@ def test_other_buckets_than_ours_are_left_out():
     assert history.since(0)[0].itl_s is None
 
 
+def test_who_came_and_went_is_told():
+    def at(worker, incarnation="one", **fields):
+        return {WorkerKey(worker, incarnation): stats(0, **fields)}
+
+    history = History()
+    note(history, 0.0, at("a") | at("b", draining=True) | at("c"))
+    assert history.changes(0) == []
+    note(history, 5.0, at("c", "two") | at("d"))
+    note(history, 10.0, at("c", "two") | at("d") | at("a"))
+    told = [(change.at, change.worker_id, change.what) for change in history.changes(0)]
+    assert told == [
+        (1005.0, "a", "lost"),
+        (1005.0, "b", "left"),
+        (1005.0, "c", "restarted"),
+        (1005.0, "d", "came"),
+        (1010.0, "a", "came"),
+    ]
+    assert [change.worker_id for change in history.changes(1005.0)] == ["a"]
+
+
 def test_memory_is_bounded():
     history = History()
     for step in range(POINTS + 20):
-        note(history, step * STEP_S)
+        note(history, step * STEP_S, {key(str(step)): stats(0)})
     assert len(history.since(0)) == POINTS
+    assert len(history.changes(0)) == CHANGES
 
 
 def test_the_overview_says_where_and_why(make):
