@@ -83,7 +83,8 @@ def _head(seen: dict[str, Any]) -> Text:
     colour = "bold red" if not serving else "green" if serving == len(seen["workers"]) else "yellow"
     head.append(f"  {serving} of {len(seen['workers'])} workers serve", colour)
     head.append(f", {routers}, policy {seen['policy']}, {seen['placed']} placed", "dim")
-    if not seen["workers"] and seen.get("sleeps"):
+    # one that never had a worker has not started yet
+    if seen["models"] and not seen["workers"] and seen.get("sleeps"):
         head.append(", asleep: a request wakes it", "yellow")
     if queue["length"]:
         head.append(f", {queue['length']} queued for {seconds(queue['oldest_s'])}", "yellow")

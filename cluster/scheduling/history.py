@@ -49,7 +49,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What became of a worker, seen at `at` (Unix time). left: it drained before it went; lost: it did not."""
+    """What became of a worker, seen at `at` (Unix time). left: it had drained before; lost: it had not."""
 
     at: float
     worker_id: str

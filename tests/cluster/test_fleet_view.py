@@ -84,7 +84,12 @@ def test_an_empty_fleet_can_be_shown() -> None:
 
 def test_a_fleet_that_sleeps_is_not_one_that_is_down() -> None:
     core = GlobalScheduler(1, SchedulingConfig(sleeps=True))
-    assert "asleep: a request wakes it" in shown(80, overview(core, History(), 1.0, 1000.0, 0.0))
+    assert "asleep" not in shown(80, overview(core, History(), 1.0, 1000.0, 0.0))
+    stats = WorkerStats()
+    core.register(Register(worker_id="w", incarnation="i", endpoint="e", card=CARD, stats=stats), 2.0)
+    assert "asleep" not in shown(80, overview(core, History(), 3.0, 1000.0, 0.0))
+    core.tick(60.0)
+    assert "asleep: a request wakes it" in shown(80, overview(core, History(), 61.0, 1000.0, 0.0))
 
 
 def test_who_went_is_told_by_name() -> None:

@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { LineChart, sparkline } from "./chart.js";
 import { byId, count, el, percent, seconds } from "./dom.js";
 import { showPlacements } from "./placements.js";
-import { showChanges, showWorkers } from "./workers.js";
+import { showChanges, showWorkers, sleeping } from "./workers.js";
 
 const POLL_MS = 2000;
 // of sparklines and what tiles count
@@ -32,7 +32,7 @@ function health(seen) {
   const models = seen.models.map((model) => model.name).join(", ") || "no model yet";
   const [able, all] = [serving(seen), seen.workers.length];
   if (able) return able === all ? ["good", `${models} · live`] : ["warn", `${models} · ${able} of ${all} workers serve`];
-  if (all || !seen.sleeps) return ["bad", `${models}: no worker serves`];
+  if (!sleeping(seen)) return ["bad", `${models}: no worker serves`];
   return seen.queue.length ? ["warn", `${models} · waking, ${seen.queue.length} queued`] : ["idle", `${models} · asleep, a request wakes it`];
 }
 

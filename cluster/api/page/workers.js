@@ -6,13 +6,16 @@ const STATES = { serving: "good", draining: "warn" };
 const SHOWN_CHANGES = 5;
 const SHOWN_S = 1800;
 
+/** Whether there are no workers because none is needed. One that never had any has not started yet. */
+export const sleeping = (seen) => Boolean(seen.sleeps && seen.models.length && !seen.workers.length);
+
 export function showWorkers(seen, rates) {
   byId("kv-legend").replaceChildren(
     el("span", { class: "key" }, el("span", { class: "swatch block b1" }), "in use"),
     el("span", { class: "key" }, el("span", { class: "swatch block cached" }), "cached"));
   const rows = seen.workers.map((worker) => row(worker, rates.get(worker.id)));
   byId("workers").tBodies[0].replaceChildren(
-    ...(rows.length ? rows : [el("tr", {}, el("td", { class: "none", colspan: 10 }, seen.sleeps ? "No worker runs: a request starts one." : "No worker has registered yet."))]));
+    ...(rows.length ? rows : [el("tr", {}, el("td", { class: "none", colspan: 10 }, sleeping(seen) ? "No worker runs: a request starts one." : "No worker has registered yet."))]));
 }
 
 /** Who came and went of late, the latest first: a worker that is gone has no row to say so. */
