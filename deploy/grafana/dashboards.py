@@ -6,6 +6,7 @@ files are current, that every query parses and that every metric in them exists.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from panels import (
@@ -39,14 +40,44 @@ FLEET = Dashboard(
         (
             "Now",
             (
-                number("Workers", "short", total("decodefleet_workers", JOB + ', state="serving"')),
+                number(
+                    "Workers",
+                    "short",
+                    total("decodefleet_workers", JOB + ', state="serving"'),
+                    "Those that can generate.",
+                    good=(1, math.inf),
+                ),
                 number("Running", "short", total("decodefleet_sequences_running")),
                 number("Queued", "short", total("decodefleet_scheduler_queue_length", JOB)),
-                number("KV in use", "percentunit", f"max (decodefleet_kv_cache_usage{{{MODEL}}})"),
+                number(
+                    "KV in use",
+                    "percentunit",
+                    f"max (decodefleet_kv_cache_usage{{{MODEL}}})",
+                    "Of the model that uses most.",
+                    good=(0, 0.95),
+                ),
                 number("Prefix hit rate", "percentunit", HITS, "Prompt tokens that a cache supplied."),
-                number("TTFT p95", "s", percentiles(f"{ROUTER}_time_to_first_token_seconds", 0.95)[0][0]),
-                number("ITL p95", "s", percentiles(f"{ROUTER}_inter_token_latency_seconds", 0.95)[0][0]),
-                number("Errors", "percentunit", ERRORS, "Share of HTTP answers with a status of 5xx."),
+                number(
+                    "TTFT p95",
+                    "s",
+                    percentiles(f"{ROUTER}_time_to_first_token_seconds", 0.95)[0][0],
+                    "Time to first token; the latest that was measured.",
+                    good=(0, 2.5),
+                ),
+                number(
+                    "ITL p95",
+                    "s",
+                    percentiles(f"{ROUTER}_inter_token_latency_seconds", 0.95)[0][0],
+                    "Time between tokens; the latest that was measured.",
+                    good=(0, 0.2),
+                ),
+                number(
+                    "Errors",
+                    "percentunit",
+                    ERRORS,
+                    "Share of HTTP answers with a status of 5xx.",
+                    good=(0, 0.01),
+                ),
             ),
         ),
         (

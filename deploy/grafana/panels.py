@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,10 @@ Queries = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Panel:
-    """kind: Grafana's panel type. width: of 24. stack: lines add up."""
+    """kind: Grafana's panel type. width: of 24. stack: lines add up.
+
+    good: of a number: from the first to below the second it is green, else red; without, it has no colour.
+    """
 
     title: str
     unit: str
@@ -27,6 +31,7 @@ class Panel:
     width: int = 12
     description: str = ""
     stack: bool = False
+    good: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,10 @@ def latency(title: str, metric: str, description: str = "", width: int = 12) -> 
     return Panel(title, "s", percentiles(metric), description=description, width=width)
 
 
-def number(title: str, unit: str, query: str, description: str = "") -> Panel:
-    return Panel(title, unit, ((query, ""),), "stat", 3, description)
+def number(
+    title: str, unit: str, query: str, description: str = "", good: tuple[float, float] | None = None
+) -> Panel:
+    return Panel(title, unit, ((query, ""),), "stat", 3, description, good=good)
 
 
 def heatmap(title: str, unit: str, metric: str) -> Panel:
@@ -174,10 +181,23 @@ def _panel(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         made["fieldConfig"]["defaults"]["custom"] = custom
         made["options"] = {"tooltip": {"mode": "multi", "sort": "desc"}, "legend": {"displayMode": "list"}}
     elif panel.kind == "stat":
+        made["fieldConfig"]["defaults"] |= _colours(panel.good)
         made["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area"}
     else:
         made["options"] = {"yAxis": {"unit": panel.unit}, "calculate": False}
     return made
+
+
+def _colours(good: tuple[float, float] | None) -> dict[str, Any]:
+    # left to itself Grafana shows whatever it is in green
+    if good is None:
+        return {"color": {"mode": "fixed", "fixedColor": "text"}}
+    low, high = good
+    steps = [{"color": "red", "value": None}] if low > 0 else []
+    steps.append({"color": "green", "value": low if low > 0 else None})
+    if high < math.inf:
+        steps.append({"color": "red", "value": high})
+    return {"color": {"mode": "thresholds"}, "thresholds": {"mode": "absolute", "steps": steps}}
 
 
 def _place(width: int, height: int, x: int, y: int) -> dict[str, int]:

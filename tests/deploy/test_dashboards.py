@@ -71,6 +71,31 @@ def test_the_files_are_those_that_the_script_writes(module: ModuleType) -> None:
     assert written == {dashboard.uid: module.render(dashboard) for dashboard in module.DASHBOARDS}
 
 
+def test_numbers_turn_red_where_alerts_fire() -> None:
+    (fleet,) = (path for path in dashboards() if path.stem == "decodefleet-fleet")
+    panels = {panel["title"]: panel for panel in json.loads(fleet.read_text(encoding="utf-8"))["panels"]}
+    alerts = {rule["alert"].removeprefix("Decodefleet"): rule["expr"] for rule in rules()}
+
+    def steps(title: str) -> list[tuple[str, float | None]]:
+        found = panels[title]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        return [(step["color"], step["value"]) for step in found]
+
+    assert steps("Workers") == [("red", None), ("green", 1)]
+    assert alerts["NoWorker"].endswith("== 0")
+    for title, alert in (
+        ("KV in use", "KvFull"),
+        ("TTFT p95", "FirstTokenSlow"),
+        ("ITL p95", "TokensSlow"),
+        ("Errors", "Errors"),
+    ):
+        limit = float(re.findall(r"> ([\d.]+)", alerts[alert])[0])
+        assert steps(title) == [("green", None), ("red", limit)]
+    # whatever has no limit has no colour either: Grafana's own is green
+    for panel in panels.values():
+        if panel["type"] == "stat" and "thresholds" not in panel["fieldConfig"]["defaults"]:
+            assert panel["fieldConfig"]["defaults"]["color"]["mode"] == "fixed"
+
+
 def test_panels_lie_beside_each_other() -> None:
     for path in dashboards():
         taken: set[tuple[int, int]] = set()
