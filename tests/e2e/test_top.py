@@ -33,6 +33,9 @@ def test_once_and_for_programs(stack: Any, run: Callable[..., Any]) -> None:
     status, out, _ = run("--url", stack.url, "--once")
     assert status == 0
     assert "2 of 2 workers serve" in out
+    # whoever reads through a pipe gets it once, too: there is no screen to draw anew
+    status, out, _ = run("--url", stack.url)
+    assert (status, "2 of 2 workers serve" in out) == (0, True)
     status, out, _ = run("--url", f"{stack.url}/", "--json")
     assert status == 0
     assert [worker["id"] for worker in json.loads(out)["workers"]] == ["worker-0", "worker-1"]
