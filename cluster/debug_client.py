@@ -18,10 +18,13 @@ class ServerUnavailable(RuntimeError):
 
 
 class DebugClient:
-    """url: of the server, with or without a path. elsewhere: what to do where nobody answers there."""
+    """url: of the server, with or without a path; http:// may be left out.
+
+    elsewhere: what to do where nobody answers there.
+    """
 
     def __init__(self, url: str, api_key: str | None = None, elsewhere: str = ELSEWHERE) -> None:
-        self._url = url.rstrip("/")
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._elsewhere = elsewhere
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         direct = {f"all://{host}": None for host in HERE}

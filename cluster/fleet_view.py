@@ -13,6 +13,8 @@ from rich.text import Text
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK = 30
+# names and numbers beside two sparks
+BESIDE_SPARKS = 52
 PLACEMENTS = 8
 CHANGES = 3
 CHANGED_S = 1800
@@ -26,7 +28,7 @@ TERMS = {
     "restore": "restore",
     "compute": "compute",
     "slowdown": "slow-down",
-    "evict": "evict",
+    "evict": "cache",
 }
 
 
@@ -44,7 +46,7 @@ def fleet_view(
     """
     return Group(
         _head(seen),
-        _numbers(seen),
+        _numbers(seen, min(SPARK, max(1, (width - BESIDE_SPARKS) // 2))),
         _workers(seen, rates, width >= WIDE, workers),
         *_changes(seen),
         _placements(seen, placements, width),
@@ -80,12 +82,13 @@ def _head(seen: dict[str, Any]) -> Text:
     index, queue = seen["prefix_index"], seen["queue"]
     routers = "1 router" if seen["routers"] == 1 else f"{seen['routers']} routers"
     head = Text(models, style="bold")
-    colour = "bold red" if not serving else "green" if serving == len(seen["workers"]) else "yellow"
-    head.append(f"  {serving} of {len(seen['workers'])} workers serve", colour)
-    head.append(f", {routers}, policy {seen['policy']}, {seen['placed']} placed", "dim")
     # one that never had a worker has not started yet
     if seen["models"] and not seen["workers"] and seen.get("sleeps"):
-        head.append(", asleep: a request wakes it", "yellow")
+        head.append("  asleep: a request wakes it", "yellow")
+    else:
+        colour = "bold red" if not serving else "green" if serving == len(seen["workers"]) else "yellow"
+        head.append(f"  {serving} of {len(seen['workers'])} workers serve", colour)
+    head.append(f", {routers}, policy {seen['policy']}, {seen['placed']} placed", "dim")
     if queue["length"]:
         head.append(f", {queue['length']} queued for {seconds(queue['oldest_s'])}", "yellow")
     if not index["directory_up"]:
@@ -95,14 +98,17 @@ def _head(seen: dict[str, Any]) -> Text:
     return head
 
 
-def _numbers(seen: dict[str, Any]) -> Table:
+def _numbers(seen: dict[str, Any], width: int) -> Table:
+    """width: of each spark."""
     points = seen["history"]["points"]
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
 
     def add(name: str, key: str, form: Any, index: int | None = None) -> None:
         values = [_pick(point[key], index) for point in points]
         last = values[-1] if values else None
-        grid.add_row(Text(name, "dim"), "–" if last is None else form(last), Text(spark(values), "cyan"))
+        grid.add_row(
+            Text(name, "dim"), "–" if last is None else form(last), Text(spark(values, width), "cyan")
+        )
 
     add("running", "running", "{:.0f}".format)
     add("waiting", "waiting", "{:.0f}".format)
@@ -189,14 +195,14 @@ def _tiers(tiers: dict[str, Any]) -> str:
 
 
 def _placements(seen: dict[str, Any], count: int, width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, collapse_padding=True, expand=True)
     shown = seen["placements"][:count]
     for name in ("prompt", "cached", "waited"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     # the reason is cut before the name is
     longest = max((len(placement["worker_id"] or "") for placement in shown), default=0)
     table.add_column("placed on", no_wrap=True, min_width=max(9, min(longest, PLACED_ON)))
-    table.add_column("why", no_wrap=True, overflow="ellipsis")
+    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
     wide = width >= WIDE
     if wide:
         room = None if width >= WIDEST else 20

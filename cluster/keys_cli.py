@@ -75,8 +75,8 @@ def show(file: File) -> None:
     table = Table()
     # what `revoke` takes is never cut
     table.add_column("hash", no_wrap=True, min_width=SHOWN_HEX)
-    for name in ("tenant", "requests per min", "tokens per min", "at once", "priority", "weight", "admin"):
-        table.add_column(name)
+    for name in ("tenant", "requests\n/min", "tokens\n/min", "at once", "priority", "weight", "admin"):
+        table.add_column(name, min_width=max(map(len, name.split())), overflow="fold")
     try:
         entries = key_file.entries(file)
     except UnusableKeys as error:

@@ -47,7 +47,9 @@ def read_trace(
         with path.open(encoding="utf-8", newline="") as file:
             reader = _azure(file, path) if path.suffix == ".csv" else _mooncake(file, path)
             requests = list(islice(reader, limit))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise TraceError(f"cannot read {path}: {error}") from error
     if not requests:
         raise TraceError(f"{path} holds no request")

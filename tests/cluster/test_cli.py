@@ -144,6 +144,18 @@ def test_errors_are_one_message_without_a_traceback(run, arguments: list[str], w
     assert "bug" not in text
 
 
+def test_keys_are_listed_whole(run, tmp_path: Path) -> None:
+    file = str(tmp_path / "keys.txt")
+    limits = ["--requests-per-minute", "600", "--tokens-per-minute", "2000000", "--max-concurrent", "32"]
+    assert run("keys", "new", file, "--tenant", "search-and-find", *limits).status == 0
+    out = run("keys", "list", file).out
+    assert "…" not in out
+    assert {"tenant", "requests", "tokens", "/min", "at", "once", "priority", "weight"} <= {
+        word for line in out.splitlines() for cell in line.split("┃") for word in cell.split()
+    }
+    assert "search-and-find" in out
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["decodefleet", "plan", "no-such-model", "--debug"])
     with pytest.raises(Exception, match="no-such-model"):

@@ -57,7 +57,10 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ],
 )
 def test_top_says_what_is_wrong(url: str, path: str, said: str) -> None:
-    with DebugClient(url + path, "key") as client, pytest.raises(ServerUnavailable, match=said):
+    with (
+        DebugClient((url + path).removeprefix("http://"), "key") as client,
+        pytest.raises(ServerUnavailable, match=said),
+    ):
         overview(client)
 
 

@@ -61,8 +61,10 @@ def fetch_from_hub(repo: str, revision: str | None, progress: ProgressSink, *, w
     except RevisionNotFoundError as error:
         raise ModelError(f"{repo} has no revision {revision}.", "Check --revision.") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        # its other lines say at length what ours say
+        reason = str(error).partition("\n")[0].removeprefix("Got: ")
         raise ModelError(
-            f"{repo} is not in the local cache, and the Hugging Face hub cannot be reached: {error}",
+            f"{repo} is not in the local cache, and the Hugging Face hub cannot be reached: {reason}",
             "Go online, unset HF_HUB_OFFLINE, or copy the model here and `decodefleet serve FOLDER`. "
             "A local folder was meant? There is none of this name.",
         ) from error

@@ -27,11 +27,19 @@ const CHARTS = [
 
 const serving = (seen) => seen.workers.filter((worker) => worker.state === "serving").length;
 
+/** Those that went without a word within the last minutes, and are not back. */
+function missing(changes, now) {
+  const last = new Map(changes.map((change) => [change.worker_id, change]));
+  return [...last.values()].filter((change) => change.what === "lost" && change.at > now - RECENT_S).map((change) => change.worker_id);
+}
+
 /** The state of the fleet, and words for it. */
-function health(seen) {
+function health(seen, changes) {
   const models = seen.models.map((model) => model.name).join(", ") || "no model yet";
   const [able, all] = [serving(seen), seen.workers.length];
-  if (able) return able === all ? ["good", `${models} · live`] : ["warn", `${models} · ${able} of ${all} workers serve`];
+  const lost = missing(changes, seen.at);
+  if (able < all && able) return ["warn", `${models} · ${able} of ${all} workers serve`];
+  if (able) return lost.length ? ["warn", `${models} · live, lost ${lost.join(", ")}`] : ["good", `${models} · live`];
   if (!sleeping(seen)) return ["bad", `${models}: no worker serves`];
   return seen.queue.length ? ["warn", `${models} · waking, ${seen.queue.length} queued`] : ["idle", `${models} · asleep, a request wakes it`];
 }
@@ -96,7 +104,7 @@ export class Fleet {
       showChanges(this.changes, seen.at);
       showPlacements(this.placements, seen.at);
     }
-    this.tell(...health(seen), null);
+    this.tell(...health(seen, this.changes), null);
   }
 
   fail(error) {
@@ -121,14 +129,14 @@ export class Fleet {
     const used = sum((worker) => worker.kv.used);
     const total = sum((worker) => worker.kv.total);
     const waiting = sum((worker) => worker.waiting) + queue.length;
-    const longest = queue.length ? `, ${seconds(queue.oldest_s)}` : "";
+    const longest = queue.length ? `, ${seconds(Math.round(queue.oldest_s))}` : "";
     const tiles = [
       ["Workers", `${serving(seen)} of ${workers.length}`, `${seen.routers} ${seen.routers === 1 ? "router" : "routers"}`, (p) => p.workers],
       ["Requests/s", count(last?.requests), failed ? `${count(failed)} failed in 5 min` : "none failed", (p) => p.requests, failed && "bad"],
       ["Running", count(sum((worker) => worker.running)), `${count(waiting)} waiting${longest}`, (p) => p.running, queue.length && "warn"],
       ["Tokens/s", count(last?.generated_tokens), last ? `${count(last.prompt_tokens)} of prompts` : "", (p) => p.generated_tokens],
       ["KV in use", percent(total ? used / total : null), `${count(total)} blocks`, (p) => p.kv_usage],
-      ["Hit rate", percent(last?.hit_rate), seen.prefix_index.directory_up ? `${count(seen.prefix_index.blocks)} blocks known` : "directory away", (p) => p.hit_rate, !seen.prefix_index.directory_up && "warn"],
+      ["Hit rate", percent(last?.hit_rate), seen.prefix_index.directory_up ? `${count(seen.prefix_index.blocks)} indexed` : "directory away", (p) => p.hit_rate, !seen.prefix_index.directory_up && "warn"],
       ["First token p95", seconds(at(last?.ttft_s, 1)), last?.ttft_s ? `p50 ${seconds(last.ttft_s[0])}` : "", (p) => at(p.ttft_s, 1)],
       ["Token gap p95", seconds(at(last?.itl_s, 1)), last?.itl_s ? `p50 ${seconds(last.itl_s[0])}` : "", (p) => at(p.itl_s, 1)],
     ];

@@ -2,7 +2,7 @@
 
 import { ago, bar, byId, count, el, seconds } from "./dom.js";
 
-const TERMS = [["start", "b5", "until it starts"], ["restore", "b4", "bring back"], ["compute", "b1", "compute"], ["slowdown", "b2", "slow-down of others"], ["evict", "b3", "compute again what it pushes out"]];
+const TERMS = [["start", "b5", "until it starts"], ["restore", "b4", "bring back"], ["compute", "b1", "compute"], ["slowdown", "b2", "slow-down of others"], ["evict", "b3", "cache that it fills"]];
 
 export function showPlacements(placements, now) {
   byId("cost-legend").replaceChildren(...TERMS.map(([, name, words]) =>
