@@ -7,7 +7,7 @@ shows as a jump. Latencies are of what came in over the last half minute.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
@@ -65,11 +65,12 @@ class Now(NamedTuple):
 
 
 class History:
-    """`due` and `note` many times a second; `since` and `changes` for who asks."""
+    """`due` and `note` many times a second, `drains` between; `since` and `changes` for who asks."""
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=POINTS)
         self._changes: deque[Change] = deque(maxlen=CHANGES)
+        self._draining: set[WorkerKey] = set()
         self._before: Now | None = None
         self._noted = float("-inf")
         self._ttft: deque[tuple[int, ...]] = deque(maxlen=WINDOW)
@@ -78,13 +79,18 @@ class History:
     def due(self, now: float) -> bool:
         return now - self._noted >= STEP_S
 
+    def drains(self, worker: WorkerKey) -> None:
+        """When it is gone, it was not lost. An idle one drains in less time than lies between two points."""
+        self._draining.add(worker)
+
     def note(self, now: float, at: float, news: Now) -> None:
         """now: monotonic. at: Unix time. The first call only remembers."""
         before, seconds = self._before, now - self._noted
         self._before, self._noted = news, now
         if before is None:
             return
-        self._changes.extend(_changes(at, before.workers, news.workers))
+        self._changes.extend(_changes(at, before.workers, news.workers, self._draining))
+        self._draining &= news.workers.keys()
         workers = _worker_growth(before.workers, news.workers)
         routers = _growth(before.routers, news.routers)
         self._ttft.append(_summed([grown.ttft for grown in routers]))
@@ -119,12 +125,12 @@ class History:
 
 
 def _changes(
-    at: float, before: Mapping[WorkerKey, WorkerStats], now: Mapping[WorkerKey, WorkerStats]
+    at: float, before: Collection[WorkerKey], now: Collection[WorkerKey], draining: Collection[WorkerKey]
 ) -> Iterator[Change]:
     known, present = ({key.worker_id for key in workers} for workers in (before, now))
-    for key, stats in before.items():
+    for key in before:
         if key.worker_id not in present:
-            yield Change(at, key.worker_id, "left" if stats.draining else "lost")
+            yield Change(at, key.worker_id, "left" if key in draining else "lost")
     for key in now:
         if key not in before:
             yield Change(at, key.worker_id, "restarted" if key.worker_id in known else "came")

@@ -243,11 +243,13 @@ class SchedulerServer:
                 return outgoing
 
     def _note(self, message: Heartbeat | Register) -> None:
-        """Count for /metrics what a member of the fleet reports; others' words don't count."""
+        """Keep for /metrics and the recent past what a member reports; others' words don't count."""
         key = WorkerKey(message.worker_id, message.incarnation)
         member = self.core.fleet.find(key)
         if member is not None:
             self._metrics.worker_report(key, member.card.name, message.stats)
+            if message.stats.draining:
+                self._history.drains(key)
 
     def _tick(self, now: float) -> None:
         since = now - self._last_tick

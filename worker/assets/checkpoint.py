@@ -257,8 +257,9 @@ def _number(path: Path, raw: dict[str, Any], key: str, default: int | None = Non
         value = default
     if value is None:
         raise ModelError(
-            f"{path} has no {key}, which every Llama-like decoder has.",
-            f"Is {raw.get('architectures')} a decoder-only language model? Others cannot be served.",
+            f"{path} has no {key}, which every decoder with attention has; others cannot be served.",
+            f"It is of {', '.join(raw.get('architectures') or ['no architecture'])}; `decodefleet models` "
+            "lists those that can.",
         )
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"{path}: {key} must be a positive integer, not {value!r}.", "Correct it.")

@@ -69,12 +69,14 @@ def test_other_buckets_than_ours_are_left_out():
 
 
 def test_who_came_and_went_is_told():
-    def at(worker, incarnation="one", **fields):
-        return {WorkerKey(worker, incarnation): stats(0, **fields)}
+    def at(worker, incarnation="one"):
+        return {WorkerKey(worker, incarnation): stats(0)}
 
     history = History()
-    note(history, 0.0, at("a") | at("b", draining=True) | at("c"))
+    note(history, 0.0, at("a") | at("b") | at("c"))
     assert history.changes(0) == []
+    # drained and gone within one step
+    history.drains(WorkerKey("b", "one"))
     note(history, 5.0, at("c", "two") | at("d"))
     note(history, 10.0, at("c", "two") | at("d") | at("a"))
     told = [(change.at, change.worker_id, change.what) for change in history.changes(0)]

@@ -9,6 +9,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from decodefleet.cluster.scheduling import history
+from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.server import SchedulerServer
 from decodefleet.worker.protocol import (
     Acknowledge,
@@ -236,6 +238,24 @@ async def test_unknown_worker_is_asked_to_register():
         worker = peer("worker-1")
         await worker.send(Heartbeat(worker_id="worker-1", incarnation="one", stats=WorkerStats()))
         assert await worker.receive() == Acknowledge(epoch=3, known=False)
+
+
+async def test_who_drained_before_it_went_was_not_lost(monkeypatch):
+    monkeypatch.setattr(history, "STEP_S", 0.01)
+    async with cluster(config=SchedulingConfig(worker_timeout_s=0.5)) as (server, peer):
+        names = ("worker-drained", "worker-lost")
+        workers = [peer(name) for name in names]
+        for name, worker in zip(names, workers, strict=True):
+            await worker.send(make_register(name))
+            await worker.receive()
+        # idle, it is through at once: between two looks at the fleet, if need be
+        drained = Heartbeat(worker_id=names[0], incarnation="one", stats=WorkerStats(draining=True))
+        await workers[0].send(drained)
+        told: dict[str, str] = {}
+        while told.keys() != {*names} or "came" in told.values():
+            await asyncio.sleep(0.02)
+            told = {change["worker_id"]: change["what"] for change in server.overview()["changes"]}
+        assert told == {"worker-drained": "left", "worker-lost": "lost"}
 
 
 async def test_refusal_reaches_the_router():
