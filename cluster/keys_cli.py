@@ -72,18 +72,19 @@ def show(file: File) -> None:
 
     from .access import key_file
 
-    table = Table()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     # what `revoke` takes is never cut
-    table.add_column("hash", no_wrap=True, min_width=SHOWN_HEX)
-    for name in ("tenant", "requests\n/min", "tokens\n/min", "at once", "priority", "weight", "admin"):
-        table.add_column(name, min_width=max(map(len, name.split())), overflow="fold")
+    table.add_column("hash", no_wrap=True)
+    table.add_column("tenant", overflow="fold")
+    for name in ("requests\n/min", "tokens\n/min", "at\nonce", "priority", "weight", "admin"):
+        table.add_column(name, no_wrap=True, justify="right")
     try:
         entries = key_file.entries(file)
     except UnusableKeys as error:
         _fail(str(error))
     for digest, grant in entries:
         limits = (grant.requests_per_minute, grant.tokens_per_minute, grant.max_concurrent)
-        shown = ["" if limit is None else f"{limit:g}" for limit in limits]
+        shown = ["" if limit is None else f"{limit:,.12g}" for limit in limits]
         table.add_row(
             digest.hex()[:SHOWN_HEX],
             grant.tenant,

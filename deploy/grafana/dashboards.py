@@ -150,7 +150,7 @@ REQUESTS = Dashboard(
                 heatmap("Prompt tokens", "short", f"{ROUTER}_request_prompt_tokens"),
                 heatmap("Generated tokens", "short", f"{ROUTER}_request_generated_tokens"),
                 stacked("Requests by tenant", "reqps", f"{ROUTER}_tenant_requests_total", "tenant"),
-                stacked("Tokens by tenant", "short", f"{ROUTER}_tenant_tokens_total", "tenant"),
+                stacked("Tokens per second, by tenant", "short", f"{ROUTER}_tenant_tokens_total", "tenant"),
             ),
         ),
         (
@@ -212,7 +212,7 @@ KV = Dashboard(
                     ),
                 ),
                 Panel(
-                    "Evicted blocks",
+                    "Evicted blocks per second",
                     "short",
                     ((rate(f"{TIER}_evicted_blocks_total", by="tier, fate"), "{{tier}}: {{fate}}"),),
                 ),
@@ -222,7 +222,7 @@ KV = Dashboard(
             "Tiers",
             (
                 Panel(
-                    "Full",
+                    "Filled, what is only cached included",
                     "percentunit",
                     (
                         (

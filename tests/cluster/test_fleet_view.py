@@ -7,12 +7,14 @@ from rich.console import Console, RenderableType
 
 from decodefleet.cluster.fleet_top import Rates, _fitting
 from decodefleet.cluster.fleet_view import BLOCKS, fleet_view, seconds, spark
+from decodefleet.cluster.observability.router_metrics import TTFT_BOUNDS_S
 from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.history import History, Now
 from decodefleet.cluster.scheduling.overview import overview
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.worker.protocol import ModelCard, Place, Register, RouterCounts, TierStats, WorkerStats
 
+TTFT_BUCKETS = len(TTFT_BOUNDS_S) + 1
 CARD = ModelCard(
     name="m",
     folder="",
@@ -43,9 +45,9 @@ def make_overview(workers: int = 2) -> dict:
     core.hello("router", 0.0)
     for name, model in (("cmpl-a", "m"), ("cmpl-b", "nobody's")):
         core.place(Place(request_id=name, model=model, prompt_tokens=64, max_new_tokens=8), "router", 0.5)
-    counts = RouterCounts(ttft=(0,) * 14, itl=(0,) * 13)
+    counts = RouterCounts(ttft=(0,) * TTFT_BUCKETS, itl=(0,) * 13)
     history.note(0.0, 0.0, Now({}, {"router": counts}, 0))
-    later = RouterCounts(ttft=(0, 4, *(0,) * 12), itl=(0, 9, *(0,) * 11))
+    later = RouterCounts(ttft=(0, 4, *(0,) * (TTFT_BUCKETS - 2)), itl=(0, 9, *(0,) * 11))
     history.note(5.0, 5.0, Now({}, {"router": later}, 0))
     return overview(core, history, 1.0, 1000.0, 0.0)
 
