@@ -76,7 +76,7 @@ def show(file: File) -> None:
     # what `revoke` takes is never cut
     table.add_column("hash", no_wrap=True)
     table.add_column("tenant", overflow="fold")
-    for name in ("requests\n/min", "tokens\n/min", "at\nonce", "priority", "weight", "admin"):
+    for name in ("reqs\n/min", "tokens\n/min", "at\nonce", "priority", "weight", "admin"):
         table.add_column(name, no_wrap=True, justify="right")
     try:
         entries = key_file.entries(file)
