@@ -19,8 +19,9 @@ from . import http_proxy
 from .processes import free_ports
 
 OBJECT_STORE_BYTES = 100 << 20
-# after a replica is unrouted: HAProxy on this machine knows within a moment
-UNROUTE_S = 0.2
+# a router that leaves takes requests for so long: Serve stops the last old one in the moment in which the first
+# new one is up, and HAProxy hears of both half a second later, on a busy machine two
+UNROUTE_S = 2.0
 DELETE_POLL_S = 0.2
 LONGEST_STREAM_S = 7 * 24 * 3600
 # without them nothing that dies is started again
@@ -54,7 +55,8 @@ def environment(folder: Path, drain_s: float, pem: bytes | None = None) -> dict[
         # a router that leaves may close a connection in the moment HAProxy uses it again, and the client's
         # would end without a word; whoever got no byte has not been answered by anybody
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        "RAY_SERVE_HAPROXY_RETRIES": "2",
+        # three failures in a row mark a router down; two more tries are for those who found that out
+        "RAY_SERVE_HAPROXY_RETRIES": "5",
         # each change of the routers reloads HAProxy, and no stream shall end for that, however long it is
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
         # a dead HAProxy is replaced after three checks
