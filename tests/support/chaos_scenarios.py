@@ -132,6 +132,7 @@ SCENARIOS = (
     Scenario("rolling update", roll),
     Scenario("router", kill("router"), streams=SOME_BREAK),
     Scenario("proxy", kill("proxy"), streams=BREAKS),
-    # the last: it starts all anew
+    # the last: they start all anew
+    Scenario("gcs", kill("gcs"), streams=BREAKS),
     Scenario("raylet", kill("raylet"), streams=BREAKS),
 )
