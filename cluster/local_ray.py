@@ -19,8 +19,8 @@ from . import http_proxy
 from .processes import free_ports
 
 OBJECT_STORE_BYTES = 100 << 20
-# a router that leaves takes requests for so long: Serve stops the last old one in the moment in which the first
-# new one is up, and HAProxy hears of both half a second later, on a busy machine two
+# a router that leaves takes requests for so long: Serve stops the last old one in the moment in which the
+# first new one is up, and HAProxy hears of both half a second later, on a busy machine two
 UNROUTE_S = 2.0
 DELETE_POLL_S = 0.2
 LONGEST_STREAM_S = 7 * 24 * 3600
