@@ -1,5 +1,6 @@
 """Factories for scheduler tests: cards, workers, requests, and a scheduler with some of them."""
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
@@ -11,7 +12,16 @@ from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.cost import bounded
 from decodefleet.cluster.scheduling.scheduler import GlobalScheduler
 from decodefleet.cluster.scheduling.view import NO_LOAD, WorkerKey, WorkerView
-from decodefleet.worker.protocol import ModelCard, Place, Placement, Register, StepTime, WorkerStats
+from decodefleet.worker.protocol import (
+    Heartbeat,
+    ModelCard,
+    Place,
+    Placement,
+    Refusal,
+    Register,
+    StepTime,
+    WorkerStats,
+)
 
 STEP_TIME = StepTime(base=0.01, prefill_token=1e-3, kv_token=1e-7, sequence=1e-3)
 ROUTER = "router"
@@ -44,6 +54,10 @@ def make_register(
         card=make_card(model),
         stats=make_stats(**stats),
     )
+
+
+def make_heartbeat(worker_id: str = "w0", incarnation: str = "one", **stats: Any) -> Heartbeat:
+    return Heartbeat(worker_id=worker_id, incarnation=incarnation, stats=make_stats(**stats))
 
 
 def make_view(
@@ -86,6 +100,23 @@ def placed(outgoing) -> dict[str, Placement]:
     return {each.message.request_id: each.message for each in outgoing if isinstance(each.message, Placement)}
 
 
+def refusals(outgoing) -> dict[str, str]:
+    """Reasons in what a scheduler sent, by request id."""
+    return {
+        each.message.request_id: each.message.reason for each in outgoing if isinstance(each.message, Refusal)
+    }
+
+
+def spread(scheduler: GlobalScheduler, count: int, now: float = 0.1, **place: Any) -> Counter[str]:
+    """Workers that `count` requests placed at the same moment went to."""
+    workers: Counter[str] = Counter()
+    for number in range(count):
+        outgoing = scheduler.place(make_place(f"r{number}", **place), ROUTER, now)
+        workers.update(placement.worker_id for placement in placed(outgoing).values())
+    scheduler.check_integrity()
+    return workers
+
+
 @pytest.fixture(scope="session")
 def make() -> SimpleNamespace:
     """The factories of this module."""
@@ -93,11 +124,15 @@ def make() -> SimpleNamespace:
         make_card,
         make_stats,
         make_register,
+        make_heartbeat,
         make_view,
         make_place,
         make_hashes,
         make_scheduler,
     ]
     return SimpleNamespace(
-        **{factory.__name__.removeprefix("make_"): factory for factory in factories}, placed=placed
+        **{factory.__name__.removeprefix("make_"): factory for factory in factories},
+        placed=placed,
+        refusals=refusals,
+        spread=spread,
     )

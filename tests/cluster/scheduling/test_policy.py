@@ -1,4 +1,4 @@
-"""Who is chosen, for snapshots made up here; the same through the whole scheduler in test_scheduler.py."""
+"""Who is chosen, for snapshots made up here; the same through the whole scheduler in test_load.py."""
 
 from collections import Counter
 from random import Random
