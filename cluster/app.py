@@ -214,6 +214,9 @@ class RouterReplica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return {STREAMS: float(self._router.streams), CPU: self._process.cpu_percent() / 100}
 
+    async def check_health(self) -> None:
+        self._router.check_health()
+
     async def __del__(self) -> None:
         _close(self._port)
         await self._router.close()

@@ -115,6 +115,10 @@ class Router:
         """Needs a running event loop."""
         self._scheduler.start()
 
+    def check_health(self) -> None:
+        """Raises RuntimeError when it can place no request any more. Without a scheduler it still can."""
+        self._scheduler.check_health()
+
     async def introduce(self, limit_s: float) -> None:
         """Until a model is known and its tokenizer loaded, for who is to answer at once; at most so long."""
         with contextlib.suppress(TimeoutError, ModelError):

@@ -62,8 +62,12 @@ class Connection(Generic[T]):
         self._socket.monitor(events, zmq.EVENT_HANDSHAKE_SUCCEEDED | _LOST)
         self._monitor: Any = context.socket(zmq.PAIR)
         self._monitor.connect(events)
-        self._socket.connect(endpoint)
         self._loop = asyncio.get_running_loop()
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            # whoever told us this endpoint may tell a better one next time
+            self._loop.call_soon(self._fail, f"{endpoint} cannot be connected to: {error}")
         self._reading: asyncio.Handle | None = None
         self._loop.add_reader(self._descriptor, self._read_soon)
         self._watching = asyncio.create_task(self._watch())
@@ -90,6 +94,10 @@ class Connection(Generic[T]):
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)
+
+    def _fail(self, reason: str) -> None:
+        if not self._closed:
+            self._on_lost(reason)
 
     def _read_soon(self) -> None:
         if self._reading is None and not self._closed:

@@ -33,6 +33,7 @@ from decodefleet.worker.protocol import (
 )
 from decodefleet.worker.transport import Codec, PeerUnreachable, Security
 
+from ..tasks import end
 from .connection import Connection
 from .errors import PlacementRefused, SchedulerSilent
 from .last_snapshot import LastSnapshot, Life
@@ -123,13 +124,19 @@ class SchedulerClient:
         self._miss()
         self._task = asyncio.create_task(self._keep_connected())
 
+    def check_health(self) -> None:
+        """Raises RuntimeError where nobody keeps the line to the scheduler: no request would be placed."""
+        if self._task is None:
+            raise RuntimeError("the line to the scheduler was not opened")
+        if self._task.done():
+            error = None if self._task.cancelled() else self._task.exception()
+            raise RuntimeError("the line to the scheduler has ended") from error
+
     async def close(self) -> None:
         if self._stand_in is not None:
             self._stand_in.cancel()
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
         if self._connection is not None:
             self._connection.close(linger_ms=500)
 

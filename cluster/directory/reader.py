@@ -94,9 +94,11 @@ class DirectoryReader:
             while True:
                 try:
                     await self._follow(client, listener)
-                except (RedisError, OSError) as error:
+                except Exception as error:
+                    # whatever somebody wrote there must not end it for good
                     if self._connected:
-                        log.warning("the prefix directory cannot be read: %s", error)
+                        known = isinstance(error, RedisError | OSError)
+                        log.warning("the prefix directory cannot be read: %r", error, exc_info=not known)
                         backoff = _FIRST_BACKOFF_S
                     self._forget_positions()
                     await hang_up(client)

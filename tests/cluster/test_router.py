@@ -265,6 +265,16 @@ async def test_what_does_not_fit_the_model_is_refused(
     assert caught.value.field == field
 
 
+async def test_health_is_about_the_way_to_a_placement_and_not_about_the_scheduler(scene: Scene) -> None:
+    await scene.add_workers("w0")
+    await scene.scheduler.stop()
+    await eventually(lambda: scene.router._scheduler._absent_since is not None)
+    scene.router.check_health()
+    await scene.router.close()
+    with pytest.raises(RuntimeError, match="has ended"):
+        scene.router.check_health()
+
+
 async def test_a_router_is_introduced_once_it_knows_a_model(scene: Scene) -> None:
     await scene.router.introduce(0.05)
     assert not scene.router.models

@@ -95,7 +95,9 @@ def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI) -> None:
     whole = client.completions.create(**options)
     streamed: dict[int, str] = defaultdict(str)
     finished: dict[int, list[str]] = defaultdict(list)
-    for chunk in client.completions.create(**options, stream=True):
+    usages = []
+    for chunk in client.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+        usages.append(chunk.usage)
         for choice in chunk.choices:
             streamed[choice.index] += choice.text
             if choice.finish_reason:
@@ -103,6 +105,9 @@ def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI) -> None:
     assert {choice.index: choice.text for choice in whole.choices} == dict(streamed)
     assert len({*streamed.values()}) == 3
     assert dict(finished) == {0: ["length"], 1: ["length"], 2: ["length"]}
+    assert usages == [None] * (len(usages) - 1) + [whole.usage]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 90
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -172,6 +172,13 @@ def test_strangers_reach_routers_and_nothing_else(manifests: list[Manifest]) -> 
         assert open_to_all == ([[{"port": "serve"}]] if name == "routers" else []), name
 
 
+def test_nobody_but_serve_decides_how_many_replicas_there_are(manifests: list[Manifest]) -> None:
+    """Two that scale the same thing undo each other's work."""
+    kinds = {manifest["kind"] for manifest in manifests}
+    assert "RayService" in kinds
+    assert not kinds & {"HorizontalPodAutoscaler", "VerticalPodAutoscaler", "ScaledObject", "Deployment"}
+
+
 def test_clients_can_be_narrowed_down() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"team": "search"}}}
     manifests = render({"networkPolicy": {"clientsFrom": [peer]}})

@@ -73,6 +73,8 @@ class Scene:
         core = self.scheduler.core
         await eventually(lambda: not [*core.ledger] and not [*core.queue])
         assert self.router.metrics.in_flight._value.get() == 0
+        # what routers are scaled by
+        assert self.router.streams == 0
         core.check_integrity()
 
 

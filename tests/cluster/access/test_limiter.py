@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodefleet.cluster.access import buckets
+from decodefleet.cluster.access import limiter as limits
 from decodefleet.cluster.access.keys import Grant
 from decodefleet.cluster.access.limiter import Limiter, LimitReached
 from decodefleet.cluster.access.salt import cache_salt
+from decodefleet.cluster.directory import connection
 from decodefleet.cluster.directory.connection import Client, connect, hang_up
 from decodefleet.cluster.embedded_redis import EmbeddedRedis
 
@@ -134,6 +137,23 @@ async def test_without_redis_each_router_goes_by_buckets_of_its_own() -> None:
     clock.now += 30
     assert await refusal(limiter, grant) is None
     await hang_up(away)
+
+
+async def test_a_redis_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen, it still accepts connections: what bounds the wait is nobody's but ours."""
+    monkeypatch.setattr(connection, "_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(limits, "ANSWER_S", 0.05)
+    clock = Clock()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        redis = connect(f"redis://127.0.0.1:{mute.getsockname()[1]}")
+        held = Limiter(redis, clock=clock)
+        grant = Grant(tenant="a", requests_per_minute=2)
+        assert [await refusal(held, grant) is None for _ in range(3)] == [True, True, False]
+        # once it rests, nobody asks it
+        monkeypatch.setattr(limits, "ANSWER_S", 3600.0)
+        clock.now += 1
+        assert await refusal(held, grant) is not None
+        await hang_up(redis)
 
 
 async def test_what_runs_at_once_is_bounded_and_given_back(limiter: Limiter) -> None:

@@ -157,6 +157,38 @@ async def test_a_scheduler_of_the_past_is_not_followed(
     assert stale.received.empty()
 
 
+async def test_an_endpoint_that_makes_no_sense_is_asked_for_again(
+    client: SchedulerClient, where: Whereabouts, context: zmq.asyncio.Context
+) -> None:
+    await until_ready(client)
+    old, where.scheduler = where.scheduler, TinyScheduler(context, epoch=2)
+    right, where.scheduler.endpoint = where.scheduler.endpoint, "tcp://nowhere"
+    old.die()
+    await eventually(lambda: client.epoch == 2)
+    where.scheduler.endpoint = right
+    await where.scheduler.wait(Hello)
+    client.check_health()
+
+
+async def test_a_line_that_nobody_keeps_shows_in_health(
+    context: zmq.asyncio.Context, where: Whereabouts
+) -> None:
+    """Models would go on being known and ready, and every request would wait for its deadline."""
+
+    def broken() -> str:
+        raise RuntimeError("a defect")
+
+    client = SchedulerClient(context, "router-1", where, None, broken)
+    with pytest.raises(RuntimeError, match="not opened"):
+        client.check_health()
+    client.start()
+    assert client._task is not None
+    await asyncio.wait({client._task})
+    with pytest.raises(RuntimeError, match="has ended"):
+        client.check_health()
+    await client.close()
+
+
 async def test_nobody_answering_in_time_is_an_error(
     client: SchedulerClient, where: Whereabouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

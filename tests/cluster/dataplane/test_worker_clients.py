@@ -105,6 +105,15 @@ async def test_a_worker_that_cannot_be_reached_is_lost(
             await stream.take()
 
 
+async def test_an_endpoint_that_makes_no_sense_is_that_of_a_lost_worker(
+    context: zmq.asyncio.Context, clients: WorkerClients
+) -> None:
+    placement = msgspec.structs.replace(TinyWorker(context).placement(), endpoint="tcp://nowhere")
+    with pytest.raises(WorkerLost):
+        clients.submit(placement, submit())
+    await eventually(lambda: not clients.connected)
+
+
 async def test_one_that_accepts_and_says_nothing_is_lost(
     clients: WorkerClients, context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

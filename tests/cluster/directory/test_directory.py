@@ -12,6 +12,7 @@ import pytest
 import redis as redis_client
 from waiting import eventually
 
+from decodefleet.cluster.directory import connection
 from decodefleet.cluster.directory.keys import Holder, Keys
 from decodefleet.cluster.directory.publisher import CHUNK, MAX_DELTA_BYTES, DirectoryPublisher
 from decodefleet.cluster.directory.reader import DirectoryReader
@@ -20,6 +21,8 @@ from decodefleet.cluster.processes import free_ports
 from decodefleet.worker.protocol import KvEvents
 
 MODEL = "org/a model*"
+# takes in about a millisecond
+SPAN_TOLD = 8192
 
 
 class Held:
@@ -247,6 +250,54 @@ async def test_redis_killed_and_back():
             assert len(held.of("w")) == 2000
             publisher.publish(make_events(2, make_hashes(2000, 2001), make_hashes(0, 1000)))
             await eventually(lambda: reader.connected and held.of("w") == set(make_hashes(1000, 2001)))
+
+
+async def test_redis_frozen_and_thawed(monkeypatch):
+    """It still accepts connections, and answers nothing."""
+    monkeypatch.setattr(connection, "_TIMEOUT_S", 0.2)
+    held = Held()
+    with EmbeddedRedis() as server:
+        async with (
+            running(make_publisher(server, lease_s=0.6)) as publisher,
+            running(make_reader(server), held) as reader,
+        ):
+            publisher.publish(make_events(1, make_hashes(0, 3)))
+            await eventually(lambda: len(held.of("w")) == 3)
+            os.kill(server.pid, signal.SIGSTOP)
+            await eventually(lambda: not reader.connected and not publisher.connected)
+            publisher.publish(make_events(2, make_hashes(3, 4)))
+            assert len(held.of("w")) == 3
+            os.kill(server.pid, signal.SIGCONT)
+            await eventually(lambda: reader.connected and held.of("w") == set(make_hashes(0, 4)))
+
+
+async def test_what_makes_no_sense_ends_no_reader(server, client):
+    keys, holder, held = Keys(MODEL), Holder("w", "one"), Held()
+    async with running(make_publisher(server)) as publisher, running(make_reader(server), held) as reader:
+        publisher.publish(make_events(1, make_hashes(0, 3)))
+        await eventually(lambda: len(held.of("w")) == 3)
+        client.xadd(keys.deltas(holder), {"of": "another program"})
+        await eventually(lambda: not reader.connected)
+        publisher.publish(make_events(2, make_hashes(3, 4)))
+        await eventually(lambda: reader.connected and held.of("w") == set(make_hashes(0, 4)))
+
+
+async def test_no_more_is_told_at_once_than_the_event_loop_can_spare(server, client):
+    """Placements and life signs wait for as long as the listener takes one piece in."""
+    told = []
+
+    class Listener(Held):
+        def on_stored(self, worker_id, incarnation, hashes, tier) -> None:
+            told.append(len(hashes))
+            super().on_stored(worker_id, incarnation, hashes, tier)
+
+    held, blocks = Listener(), make_hashes(0, 40_000)
+    async with running(make_publisher(server)) as publisher:
+        publisher.publish(make_events(1, blocks))
+        await eventually(lambda: client.strlen(Keys(MODEL).tiers(Holder("w", "one"))) == len(blocks))
+        async with running(make_reader(server), held):
+            await eventually(lambda: len(held.of("w")) == len(blocks))
+    assert max(told) <= SPAN_TOLD
 
 
 async def test_redis_that_forgets_is_told_again(server, client):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from decodefleet.cluster.scheduling.view import WorkerKey
 from decodefleet.worker.protocol import Heartbeat, Refusal, Release, Started, StepTime
 
@@ -328,19 +326,20 @@ def heartbeat(make, worker_id: str, **stats) -> Heartbeat:
     return Heartbeat(worker_id=worker_id, incarnation="one", stats=make.stats(**stats))
 
 
-@pytest.mark.parametrize("other_tenant", [False, True])
-def test_session_returns_to_its_worker(make, other_tenant):
-    """Two workers of equal cost: a session stays, and is its tenant's only."""
+def test_session_returns_to_its_worker_and_is_its_tenants_only(make):
+    """Two workers of equal cost: a session stays where it began, and draws no other tenant's there."""
     scheduler = make.scheduler(2)
-    chosen = []
-    for number in range(20):
-        tenant = f"t{number % 2}" if other_tenant else ""
-        place = make.place(f"r{number}", session_id="s", tenant=tenant)
+
+    def turn(tenant: str, session: int) -> str:
+        place = make.place("r", session_id=str(session), tenant=tenant)
         (placement,) = make.placed(scheduler.place(place, ROUTER, 0.1)).values()
-        chosen.append(placement.worker_id)
-        release(scheduler, f"r{number}", 0.1)
-    per_tenant = [set(chosen[0::2]), set(chosen[1::2])] if other_tenant else [set(chosen)]
-    assert all(len(workers) == 1 for workers in per_tenant)
+        release(scheduler, "r", 0.1)
+        return placement.worker_id
+
+    names = [(tenant, session) for session in range(20) for tenant in "ab"]
+    first = {name: turn(*name) for name in names}
+    assert {name: turn(*name) for name in names} == first
+    assert any(first["a", session] != first["b", session] for session in range(20))
 
 
 def test_session_leaves_a_worker_that_costs_more(make):

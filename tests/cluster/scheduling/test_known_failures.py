@@ -11,14 +11,10 @@ from pydantic import ValidationError
 from decodefleet.cluster.scheduling.chain import Chain
 from decodefleet.cluster.scheduling.config import SchedulingConfig
 from decodefleet.cluster.scheduling.view import WorkerKey
-from decodefleet.worker.protocol import Heartbeat, Release, RouterReport, Started
+from decodefleet.worker.protocol import Release, RouterReport, Started
 
 ROUTER = "router"
 W0, W1 = WorkerKey("w0", "one"), WorkerKey("w1", "one")
-
-
-def heartbeat(make, worker_id: str = "w0", incarnation: str = "one", **stats) -> Heartbeat:
-    return Heartbeat(worker_id=worker_id, incarnation=incarnation, stats=make.stats(**stats))
 
 
 def placed_on(scheduler, make, request_id: str, now: float = 0.1, **place) -> str:
@@ -30,7 +26,7 @@ def test_misses_sent_to_the_smallest_cache_hit_the_busiest_worker(make):
     """A miss goes by load, however little or much of anything a worker holds."""
     scheduler = make.scheduler(2)
     scheduler.index.stored(W1, make.hashes(500))
-    scheduler.heartbeat(heartbeat(make, "w0", running=20, running_kv_tokens=2000), 0.1)
+    scheduler.heartbeat(make.heartbeat("w0", running=20, running_kv_tokens=2000), 0.1)
     miss = {"prompt_tokens": 161, "block_hashes": b"".join(make.hashes(10, seed=9))}
     assert {placed_on(scheduler, make, f"r{number}", **miss) for number in range(2)} == {"w1"}
 
@@ -68,7 +64,7 @@ def test_imbalance_throws_affinity_away_and_the_hit_rate_collapses(make):
     prefix = make.hashes(128)
     scheduler.index.stored(W0, prefix)
     busy = {"running": 3, "running_kv_tokens": 3000}
-    scheduler.heartbeat(heartbeat(make, "w0", **busy), 0.1)
+    scheduler.heartbeat(make.heartbeat("w0", **busy), 0.1)
     hit = {"prompt_tokens": 2060, "block_hashes": b"".join(prefix)}
     assert placed_on(scheduler, make, "a", **hit) == "w0"
 
@@ -92,7 +88,7 @@ def test_a_dead_worker_keeps_winning_by_affinity(make):
     scheduler.index.stored(W0, prefix)
     hit = {"prompt_tokens": 2060, "block_hashes": b"".join(prefix)}
     assert placed_on(scheduler, make, "before", **hit) == "w0"
-    scheduler.heartbeat(heartbeat(make, "w1"), 3.2)
+    scheduler.heartbeat(make.heartbeat("w1"), 3.2)
     # silent, not yet removed, and its entries still there
     assert scheduler.index.hits(Chain.of(prefix))
     assert placed_on(scheduler, make, "after", now=3.3, **hit) == "w1"
@@ -103,7 +99,7 @@ def test_a_dead_worker_keeps_winning_by_affinity(make):
 
 def test_a_removed_worker_is_tried_again_and_again(make):
     scheduler = make.scheduler(2)
-    scheduler.heartbeat(heartbeat(make, "w1"), 3.2)
+    scheduler.heartbeat(make.heartbeat("w1"), 3.2)
     scheduler.tick(3.3)
     chosen = {placed_on(scheduler, make, f"r{number}", now=3.4) for number in range(8)}
     assert chosen == {"w1"}
@@ -129,7 +125,7 @@ def test_remembering_prompts_without_bound_ends_in_memory(make):
     assert len(scheduler.index._recent) <= 2000
     assert len(scheduler.log) == 50
     for now in range(1, 200):
-        scheduler.heartbeat(heartbeat(make, "w0"), float(now))
+        scheduler.heartbeat(make.heartbeat("w0"), float(now))
         scheduler.router_report(RouterReport(router_id=ROUTER), float(now))
         scheduler.tick(float(now))
     assert len(scheduler.index._recent) == 0
@@ -144,3 +140,52 @@ def test_a_lookup_that_waits_starves_everything_on_the_event_loop(make):
     first = placed_on(scheduler, make, "a", **hit)
     scheduler.release(Release(request_id="a"), ROUTER, 0.2)
     assert placed_on(scheduler, make, "b", now=0.3, **hit) == first
+
+
+def test_what_one_router_sent_is_unknown_to_another(make):
+    scheduler = make.scheduler(4)
+    prompt = {"prompt_tokens": 1025, "block_hashes": b"".join(make.hashes(64))}
+    (first,) = make.placed(scheduler.place(make.place("a", **prompt), "one", 0.1)).values()
+    scheduler.release(Release(request_id="a"), "one", 0.2)
+    (second,) = make.placed(scheduler.place(make.place("a", **prompt), "two", 0.3)).values()
+    assert (second.worker_id, second.cached_tokens) == (first.worker_id, 1024)
+
+
+def test_entries_of_a_worker_that_nobody_knows_are_an_error(make):
+    """The directory tells of workers before they register and after they are gone."""
+    scheduler = make.scheduler(2)
+    scheduler.directory_up = True
+    prefix = make.hashes(128)
+    hit = {"prompt_tokens": 2060, "block_hashes": b"".join(prefix)}
+    scheduler.index.stored(WorkerKey("stranger", "one"), prefix)
+    scheduler.index.stored(W0, prefix)
+    scheduler.heartbeat(make.heartbeat("w1"), 3.2)
+    scheduler.tick(3.3)
+    assert {worker.worker_id for worker in scheduler.index.hits(Chain.of(prefix))} == {"stranger", "w0"}
+    (placement,) = make.placed(scheduler.place(make.place("a", **hit), ROUTER, 3.4)).values()
+    assert (placement.worker_id, placement.cached_tokens, placement.peer) == ("w1", 0, None)
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("reason", "place"),
+    [
+        ("queue_full", {}),
+        ("unknown_model", {"model": "nobody's"}),
+        ("too_long", {"prompt_tokens": 10_000}),
+        ("deadline", {"deadline_s": 0.0}),
+    ],
+)
+def test_refused_requests_stay_counted(make, reason, place):
+    scheduler = make.scheduler(1, stats={"max_running": 1}, max_queue=1)
+    make.spread(scheduler, 2)
+    for number in range(20):
+        outgoing = scheduler.place(make.place(f"no-{number}", tenant="t", **place), ROUTER, 0.1)
+        assert make.refusals(outgoing) == {f"no-{number}": reason}
+    scheduler.check_integrity()
+    assert (len(scheduler.ledger), len(scheduler.queue)) == (1, 1)
+    assert scheduler.ledger.load(W0).sequences == 1
+    for request_id in ("r0", "r1"):
+        scheduler.release(Release(request_id=request_id), ROUTER, 0.2)
+    assert (len(scheduler.ledger), len(scheduler.queue)) == (0, 0)
+    assert scheduler.ledger.load(W0).sequences == 0

@@ -338,6 +338,30 @@ def test_closing_while_blocks_are_lent(tiny_llama: Path, caplog: pytest.LogCaptu
     assert not caplog.records
 
 
+def test_whoever_asked_may_go_away_before_all_is_lent(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is kept for a borrower that does not come back, nor sent after it for ever."""
+    (prompt,) = documents(1)
+    owner, other = Neighbour(tiny_llama), Neighbour(tiny_llama)
+    owner.submit("first", prompt, GREEDY)
+    run_until_idle([owner])
+    lender = owner.engine._tiers._peers._lender  # type: ignore[union-attr]
+    copying, save = threading.Event(), lender._copies.save
+    monkeypatch.setattr(lender._copies, "save", lambda *args: copying.wait() and save(*args))
+    other.submit("second", prompt, GREEDY, owner.peer(BLOCKS))
+    while not lender.blocks:
+        other.engine.step()
+        owner.engine.step()
+    other.close()
+    copying.set()
+    run_until_idle([owner])
+    stats = owner.engine.stats()
+    assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+    assert not lender.busy
+    owner.close()
+
+
 def test_closing_with_blocks_on_their_way(tiny_llama: Path) -> None:
     (prompt,) = documents(1)
     other = Neighbour(tiny_llama)
