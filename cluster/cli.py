@@ -211,6 +211,8 @@ def _simulate(**flags: Any) -> None:
     Policies of other routers, with their defaults: sglang, dynamo, llm-d.
 
     Example: decodefleet simulate --trace conversation_trace.jsonl --policy cost,least-load,dynamo
+
+    With --max-workers the fleet's size follows the load, beside a planner that knows what comes.
     """
     from .simulate.command import simulate
 

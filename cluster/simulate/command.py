@@ -6,16 +6,18 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from ..bench.machine import provenance
+from . import report, scaled_report
 from .compare import Observer, compare
 from .options import SimulateError, SimulateOptions
-from .report import document, plot, table
+from .scaled import compare_scaled
 
 # of requests: a bar does not move for each
 STEP = 50
@@ -27,23 +29,53 @@ def simulate(values: dict[str, Any], console: Console) -> None:
     for path in (options.output, options.plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise SimulateError(f"there is no folder {path.parent} to write {path.name} to")
-    with _bars(console) as observe:
-        found = compare(options, observe)
     if not console.is_terminal:
         # a file has room for whole lines
         console.width = 160
-    console.print(table(_title(options, found.requests), found, console.width))
+    with _bars(console) as observe:
+        told = (_compare if options.max_workers is None else _scale)(options, observe, console.width)
+    console.print(told.table)
     if options.output is not None:
-        setup = options.model_dump(mode="json", exclude={"output", "plot"}) | {"trace": options.trace.name}
-        _write(options.output, json.dumps(document(provenance(), setup, found), indent=1) + "\n")
+        _write(options.output, json.dumps(told.document, indent=1) + "\n")
     if options.plot is not None:
-        _write(options.plot, plot(found))
+        _write(options.plot, told.plot)
 
 
-def _title(options: SimulateOptions, requests: int) -> str:
+class _Told(NamedTuple):
+    table: Table
+    document: dict[str, Any]
+    plot: str
+
+
+def _compare(options: SimulateOptions, observe: Observer, width: int) -> _Told:
+    """Placement policies on a fleet of one size."""
+    found = compare(options, observe)
+    title = _title(options, found.requests, f"{options.workers} workers")
+    return _Told(
+        report.table(title, found, width),
+        report.document(provenance(), _setup(options), found),
+        report.plot(found),
+    )
+
+
+def _scale(options: SimulateOptions, observe: Observer, width: int) -> _Told:
+    """A fleet whose size follows the load."""
+    arrivals, runs = compare_scaled(options, observe)
+    title = _title(options, len(arrivals), f"{options.min_workers} to {options.max_workers} workers")
+    return _Told(
+        scaled_report.table(title, runs, width),
+        scaled_report.document(provenance(), _setup(options), runs),
+        scaled_report.plot(arrivals, runs),
+    )
+
+
+def _title(options: SimulateOptions, requests: int, fleet: str) -> str:
     gpus = f"{options.tensor_parallel_size} × {options.gpu}"
-    on = f"{options.workers} workers ({options.model}, {gpus})"
-    return f"{requests:,} requests of {options.trace.name} on {on}"
+    return f"{requests:,} requests of {options.trace.name} on {fleet} ({options.model}, {gpus})"
+
+
+def _setup(options: SimulateOptions) -> dict[str, Any]:
+    return options.model_dump(mode="json", exclude={"output", "plot"}) | {"trace": options.trace.name}
 
 
 @contextmanager
@@ -72,6 +104,9 @@ def _options(given: dict[str, Any]) -> SimulateOptions:
     except ValidationError as error:
         lines = []
         for detail in error.errors(include_input=False):
+            if not detail["loc"]:
+                lines.append(str(detail["ctx"]["error"]))
+                continue
             flag = str(detail["loc"][0]).replace("_", "-")
             missing = detail["type"] == "missing"
             lines.append(f"--{flag}: " + ("has to be given" if missing else detail["msg"]))

@@ -46,7 +46,7 @@ def compare(options: SimulateOptions, observe: Observer) -> Comparison:
             blueprint,
             policy,
             max_queue=options.max_queue,
-            delays=Delays(options.heartbeat_ms / 1000, options.directory_ms / 1000),
+            delays=delays(options),
             seed=options.seed,
             progress=observe(policy.policy.name, len(requests)),
         )
@@ -65,6 +65,10 @@ def compare(options: SimulateOptions, observe: Observer) -> Comparison:
 
 def objectives(options: SimulateOptions) -> Objectives:
     return Objectives(options.ttft_target_ms / 1000, options.tpot_target_ms / 1000)
+
+
+def delays(options: SimulateOptions) -> Delays:
+    return Delays(options.heartbeat_ms / 1000, options.directory_ms / 1000)
 
 
 def make_blueprint(options: SimulateOptions) -> Blueprint:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from decodefleet.worker.config import BatchConfig, Frozen
 
 LOAD = "Load"
 FLEET = "Fleet"
+SCALING = "Autoscaling"
 RESULT = "Result"
 
 
@@ -68,6 +69,21 @@ class SimulateOptions(Frozen):
     heartbeat_ms: Positive = _option(250.0, FLEET, "between a worker's reports")
     directory_ms: float = _option(30.0, FLEET, "until the scheduler hears of a block that came or went", ge=0)
 
+    max_workers: int | None = _option(
+        None, SCALING, "most model replicas; given, their number follows the load instead of --workers", ge=1
+    )
+    min_workers: int = _option(1, SCALING, "fewest model replicas", ge=1)
+    startup_s: float = _option(60.0, SCALING, "seconds from ordering a worker until it serves", ge=0)
+    scale_in_s: float = _option(
+        240.0, SCALING, "seconds for which fewer must have been enough before one goes", ge=0
+    )
+
     seed: int = _option(0, RESULT, "of the choice among equals; same seed, same result")
     output: Path | None = _option(None, RESULT, "write everything to this JSON file", short="-o")
     plot: Path | None = _option(None, RESULT, "draw the runs into this SVG file")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise ValueError(f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}")
+        return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -22,25 +22,32 @@ NOTES = (
 
 
 def table(title: str, found: Comparison, width: int) -> Table:
-    """One row per run, or one column where a terminal of `width` characters is too narrow for rows."""
-    lines = [[name, *(cell(run) for run in found.runs)] for name, cell in _columns(found)]
-    needed = sum(max(map(len, line)) + GAP for line in lines)
-    head, *rows = [list(row) for row in zip(*lines, strict=True)] if needed <= width else lines
-    grid = Table(title=title, title_justify="left", caption=NOTES, caption_justify="left", box=SIMPLE_HEAD)
-    for name in head:
-        grid.add_column(name, justify="left" if name == "policy" else "right")
-    for row in rows:
-        grid.add_row(*row)
-    return grid
+    return grid(title, _lines(found), NOTES, width)
 
 
 def markdown(found: Comparison) -> str:
     """The same table for a file."""
-    columns = _columns(found)
-    lines = ["| " + " | ".join(name.replace("\n", " ") for name, _ in columns) + " |"]
-    lines.append("|---" * len(columns) + "|")
-    lines += ["| " + " | ".join(cell(run) for _, cell in columns) + " |" for run in found.runs]
-    return "\n".join(lines) + "\n"
+    return as_markdown(_lines(found))
+
+
+def grid(title: str, lines: Sequence[Sequence[str]], notes: str, width: int) -> Table:
+    """lines: a heading and a cell per run. One row per run, or one column where a terminal of `width`
+    characters is too narrow for rows."""
+    needed = sum(max(map(len, line)) + GAP for line in lines)
+    head, *rows = zip(*lines, strict=True) if needed <= width else lines
+    shown = Table(title=title, title_justify="left", caption=notes, caption_justify="left", box=SIMPLE_HEAD)
+    for name in head:
+        shown.add_column(name, justify="left" if name == lines[0][0] else "right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def as_markdown(lines: Sequence[Sequence[str]]) -> str:
+    head, *rows = zip(*lines, strict=True)
+    written = ["| " + " | ".join(name.replace("\n", " ") for name in head) + " |", "|---" * len(head) + "|"]
+    written += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(written) + "\n"
 
 
 def document(provenance: dict[str, Any], setup: dict[str, Any], found: Comparison) -> dict[str, Any]:
@@ -86,8 +93,8 @@ def _quantiles(title: str, values: dict[str, Quantiles | None]) -> Panel:
     )
 
 
-def _columns(found: Comparison) -> list[tuple[str, Callable[[Summary], str]]]:
-    return [
+def _lines(found: Comparison) -> list[list[str]]:
+    columns: list[tuple[str, Callable[[Summary], str]]] = [
         ("policy", lambda run: run.policy),
         ("TTFT ms", lambda run: _cell(run.ttft)),
         ("ITL ms", lambda run: _cell(run.itl)),
@@ -100,6 +107,7 @@ def _columns(found: Comparison) -> list[tuple[str, Callable[[Summary], str]]]:
         ("refused", lambda run: str(sum(run.refused.values()))),
         ("preempted", lambda run: str(run.preemptions)),
     ]
+    return [[name, *(cell(run) for run in found.runs)] for name, cell in columns]
 
 
 def _cell(values: Quantiles | None) -> str:

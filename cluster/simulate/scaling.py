@@ -161,6 +161,17 @@ class WaitingRule:
         return max(workers for _, workers in self._wanted) if desired < target else desired
 
 
+class Fixed:
+    """The same number all the while."""
+
+    def __init__(self, workers: int) -> None:
+        self.name = f"always {workers}"
+        self._workers = workers
+
+    def target(self, simulation: Simulation, seen: Observed, target: int) -> int:
+        return self._workers
+
+
 class Planner:
     """Knows what will come: at each moment as many workers as that takes, ordered in time.
 
@@ -189,6 +200,11 @@ class Planner:
             window = [one for one in asked if start - bucket_s <= one.at < start + bucket_s]
             near = self.needs[-1] if self.needs else config.bounded(1)
             self.needs.append(fewest_workers(window, near, model, config, judged_from=start)[0])
+
+    @property
+    def first(self) -> int:
+        """Workers to begin with: what the first two minutes take."""
+        return max(self.needs[: ceil(120.0 / self._bucket_s)])
 
     def target(self, simulation: Simulation, seen: Observed, target: int) -> int:
         now = simulation.events.now

@@ -67,6 +67,24 @@ def test_rate_sets_the_pace(trace, tmp_path):
     assert json.loads(output.read_text())["runs"][0]["duration_s"] == pytest.approx(10, rel=0.1)
 
 
+def test_a_fleet_that_follows_the_load(trace, tmp_path):
+    output, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    shown = run(
+        trace=trace, max_workers=4, rate=0.5, startup_s=10.0, kv_tokens=20_000, output=output, plot=plot
+    )
+    assert "60 requests of trace.jsonl on 1 to 4 workers" in shown
+    written = json.loads(output.read_text())
+    names = [one["name"] for one in written["runs"]]
+    # half a request a second is one worker's to serve
+    assert names == ["planner", "autoscaler", "always 1"]
+    assert all(one["served"] == 60 for one in written["runs"])
+    assert all(one["timeline"][0][1:] == [1, 1] for one in written["runs"])
+    for name in names:
+        assert name in shown
+        assert name in plot.read_text()
+    assert ET.fromstring(plot.read_text()).tag.endswith("svg")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -78,6 +96,8 @@ def test_rate_sets_the_pace(trace, tmp_path):
         ({"skip": 60}, "--skip 60"),
         ({"workers": 0}, "--workers"),
         ({"kv_tokens": 8}, "--kv-tokens 8"),
+        ({"max_workers": 2, "min_workers": 3}, "--max-workers 2 is below --min-workers 3"),
+        ({"max_workers": 2, "policy": ["cost,least-load"]}, "--policy: only one"),
     ],
 )
 def test_what_cannot_be_asked_for(trace, values, message):
