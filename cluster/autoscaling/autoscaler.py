@@ -1,7 +1,7 @@
 """Remembers what the policy needs to be steady: requests, what was wanted of late, how long starts take.
 
-More workers are asked for at once; fewer only when fewer, with some load to spare, would have been enough all
-the while, and not while some are still to come. One that went too early makes it wait longer for the next.
+More workers are asked for at once; fewer only when fewer, with some load to spare, would have been enough for
+long, or less long the surer it is that the load falls, and not while some are still to come.
 Synchronous, time passed in; knows no Ray.
 """
 
@@ -11,15 +11,12 @@ from collections import deque
 from typing import NamedTuple
 
 from .config import ScalingConfig
-from .demand import Asked, Demand
+from .demand import Asked, Demand, trend
 from .policy import Snapshot, Wanted, wanted_workers
 from .replay import WorkerModel
 
 # so much more load than is expected must fewer workers be able to bear before one is let go
 SPARE = 1.05
-# a worker that is missed again within so many holds went too early: the hold doubles, up to so many times,
-# and each doubling is forgotten after so many holds
-REGRET_HOLDS, DOUBLINGS, FORGET_HOLDS = 1.0, 1, 5.0
 # starts; what has not come by then does not keep others from going
 PATIENCE = 5.0
 # of a new measurement of how long a start takes
@@ -42,8 +39,6 @@ class Autoscaler:
         self.demand = Demand(2 * config.window_s)
         self.startup_s = config.startup_s
         self._lean: deque[tuple[float, int]] = deque()
-        self._let_go_at: float | None = None
-        self._regrets: deque[float] = deque(maxlen=DOUBLINGS)
         self._short_since: float | None = None
         self._began: float | None = None
         self._ordered_at: float | None = None
@@ -71,15 +66,15 @@ class Autoscaler:
         config = self.config
         asked = self.demand.since(now - 2 * config.window_s)
         last = self.demand.last_at
+        going = trend(self.demand.work(self._began, now), config.window_s, self.startup_s)
         snapshot = Snapshot(
             now=now,
             workers=workers,
             open_requests=open_requests,
             backlog_s=backlog_s,
-            startup_s=self.startup_s,
             model=model,
             quiet_s=now - (self._began if last is None else last),
-            grown=now - self._began >= config.window_s,
+            growth=going.growth,
         )
         wanted = wanted_workers(snapshot, asked, config)
         lean = wanted.workers
@@ -88,9 +83,9 @@ class Autoscaler:
         self._remember(now, max(lean, wanted.workers))
         if wanted.workers > target:
             self._ordered_at = now if self._ordered_at is None else self._ordered_at
-            self._regret(now)
             return Decision(wanted.workers, wanted)
-        hold_s = self._hold_s(now)
+        # where nobody has asked for `idle_s`, that was hold enough
+        hold_s = config.hold_s * (1 - going.falls) if wanted.workers else 0.0
         enough = max(workers for at, workers in self._lean if at >= now - hold_s)
         if enough >= target:
             return Decision(config.bounded(target), wanted)
@@ -98,17 +93,7 @@ class Autoscaler:
             return Decision(target, wanted, "pending")
         if now - self._began < hold_s:
             return Decision(target, wanted, "young")
-        self._let_go_at = now
         return Decision(config.bounded(enough), wanted)
-
-    def _hold_s(self, now: float) -> float:
-        remembered = sum(now - at < FORGET_HOLDS * self.config.hold_s for at in self._regrets)
-        return self.config.hold_s * 2.0**remembered
-
-    def _regret(self, now: float) -> None:
-        if self._let_go_at is not None and now - self._let_go_at < REGRET_HOLDS * self.config.hold_s:
-            self._regrets.append(now)
-        self._let_go_at = None
 
     def _awaits(self, now: float, target: int, workers: int) -> bool:
         if workers >= target:
@@ -117,7 +102,7 @@ class Autoscaler:
 
     def _remember(self, now: float, workers: int) -> None:
         self._lean.append((now, workers))
-        while self._lean[0][0] < now - self.config.hold_s * 2.0**DOUBLINGS:
+        while self._lean[0][0] < now - self.config.hold_s:
             self._lean.popleft()
 
     def _learn_start(self, now: float, target: int, workers: int) -> None:

@@ -18,11 +18,13 @@ class ScalingConfig(Frozen):
     itl_target_s: float = Field(0.1, gt=0, description="time per further token that is to be kept")
     attainment: float = Field(0.99, gt=0, lt=1, description="share of requests for which both are to be kept")
     kv_share: float = Field(0.9, gt=0, le=1, description="of the KV pool that may be in use")
-    headroom: float = Field(0.0, ge=0, description="growth of load that is reckoned with in any case")
-    window_s: float = Field(90.0, gt=0, description="of the past that stands for what comes")
+    headroom: float = Field(0.03, ge=0, description="load that is reckoned with beyond what is expected")
+    window_s: float = Field(60.0, gt=0, description="of the past that stands for what comes")
     startup_s: float = Field(60.0, ge=0, description="a new worker's start, until one has been seen")
     hold_s: float = Field(
-        120.0, ge=0, description="how long fewer workers must have been enough to let one go"
+        240.0,
+        ge=0,
+        description="how long fewer workers must have been enough to let one go; less as load falls",
     )
     idle_s: float = Field(600.0, ge=0, description="without any request, after which the last worker goes")
 
@@ -54,10 +56,13 @@ class ScalingOptions(Frozen):
         2000.0, gt=0, description="time to first token to be kept; per further token --itl-target-ms is"
     )
     scale_headroom: float = Field(
-        0.0, ge=0, description="growth of load that is reckoned with in any case: 0.2 is a fifth"
+        0.03, ge=0, description="load that is reckoned with beyond what is expected: 0.2 is a fifth"
     )
     scale_in_s: float = Field(
-        120.0, ge=0, description="seconds for which fewer replicas must have been enough before one goes"
+        240.0,
+        ge=0,
+        description="seconds for which fewer replicas must have been enough before one goes; "
+        "less, the surer it is that the load falls",
     )
     idle_s: float = Field(600.0, ge=0, description="seconds without a request until the last replica goes")
     cold_start_s: float = Field(

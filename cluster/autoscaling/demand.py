@@ -1,16 +1,16 @@
-"""What was asked of the fleet lately: the requests of the last minutes, and how their number grows. Pure."""
+"""What was asked of the fleet lately: the requests of the last minutes, and how their work grows. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
-from math import sqrt
+from math import ceil
 from typing import NamedTuple
 
 # kept at most; at a higher rate they tell enough in less time
 MOST = 3000
+# work is summed up in slots, of so long a past
+SLOT_S, TREND_S = 5.0, 240.0
 
 
 class Asked(NamedTuple):
@@ -24,11 +24,12 @@ class Asked(NamedTuple):
 
 
 class Demand:
-    """Requests in order of arrival."""
+    """Requests as they are placed: those that waited come after others that arrived later."""
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
         self._asked: deque[Asked] = deque(maxlen=MOST)
+        self._slots: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -41,25 +42,47 @@ class Demand:
         self._asked.append(asked)
         while self._asked[0].at < asked.at - self._keep_s:
             self._asked.popleft()
+        slot = int(asked.at // SLOT_S)
+        if slot not in self._slots:
+            oldest = slot - TREND_S / SLOT_S
+            self._slots = {old: work for old, work in self._slots.items() if old >= oldest} | {slot: 0}
+        self._slots[slot] += asked.prefill_tokens + asked.output_tokens
 
     def since(self, moment: float) -> list[Asked]:
-        first = bisect_left(self._asked, moment, key=lambda asked: asked.at)
-        return list(islice(self._asked, first, None))
+        """In order of arrival."""
+        return sorted(asked for asked in self._asked if asked.at >= moment)
+
+    def work(self, start: float, now: float) -> list[int]:
+        """Tokens asked for in each whole slot of the last `TREND_S`, none before `start`."""
+        first, end = ceil(max(start, now - TREND_S) / SLOT_S), int(now // SLOT_S)
+        return [self._slots.get(slot, 0) for slot in range(first, end)]
 
 
-def growth(asked: Sequence[Asked], now: float, ahead_s: float) -> float:
-    """Work per second expected `ahead_s` from now, against that of the time that `asked` covers; 1 or more.
+class Trend(NamedTuple):
+    """growth: work per second that is expected when a new worker serves, against that of late; 1 or more.
+    falls: how sure it is that work becomes less, 0 to 1."""
 
-    A straight line through both halves of that time, as far as their difference is more than chance: two
-    standard errors of sums of independent requests are taken off.
+    growth: float = 1.0
+    falls: float = 0.0
+
+
+def trend(work: Sequence[int], recent_s: float, ahead_s: float) -> Trend:
+    """work: per slot, oldest first, of which the last `recent_s` are what is replayed.
+
+    A straight line by least squares, of whose slope as much is believed as stands out from what the line
+    leaves over (James and Stein's shrinkage): noise has no slope, however steep it looks.
     """
-    span = now - asked[0].at if asked else 0.0
-    if span <= 0:
-        return 1.0
-    middle = now - span / 2
-    old = [one.prefill_tokens + one.output_tokens for one in asked if one.at < middle]
-    new = [one.prefill_tokens + one.output_tokens for one in asked if one.at >= middle]
-    before, after = sum(old), sum(new)
-    chance = sqrt(sum(work * work for work in (*old, *new)))
-    slope = max(0.0, after - before - 2 * chance) / (span / 2)
-    return 1.0 + slope * (span / 2 + ahead_s) / ((before + after) / 2)
+    count, recent = len(work), round(recent_s / SLOT_S)
+    level = sum(work[-recent:]) / recent
+    if count < recent or not level:
+        return Trend()
+    middle, mean = (count - 1) / 2, sum(work) / count
+    spread = count * (count * count - 1) / 12
+    slope = sum((slot - middle) * one for slot, one in enumerate(work)) / spread
+    if not slope:
+        return Trend()
+    left_over = sum((one - mean - slope * (slot - middle)) ** 2 for slot, one in enumerate(work))
+    believed = max(0.0, 1 - left_over / (count - 2) / spread / slope**2)
+    if slope < 0:
+        return Trend(falls=believed)
+    return Trend(growth=1.0 + believed * slope * (recent / 2 + ahead_s / SLOT_S) / level)

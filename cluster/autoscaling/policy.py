@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from .config import ScalingConfig
-from .demand import Asked, growth
+from .demand import Asked
 from .replay import Forecast, WorkerModel, attainable, replay
 
 Reason = Literal["objectives", "memory", "backlog", "idle", "first", "unknown"]
@@ -26,17 +26,16 @@ OVERLOADED = 0.25
 
 class Snapshot(NamedTuple):
     """workers: that serve. open_requests: waiting or running. backlog_s: prefill that waits, summed over
-    workers. startup_s: from asking for a worker until it serves. model: of a worker; None until one has
-    reported. quiet_s: since the last request. grown: whether the past is long enough to tell of growth."""
+    workers. model: of a worker; None until one has reported. quiet_s: since the last request. growth: of the
+    load, until a new worker serves."""
 
     now: float
     workers: int
     open_requests: int
     backlog_s: float
-    startup_s: float
     model: WorkerModel | None
     quiet_s: float = 0.0
-    grown: bool = True
+    growth: float = 1.0
 
 
 class Wanted(NamedTuple):
@@ -64,8 +63,7 @@ def wanted_workers(
         return Wanted(config.bounded(1), "first")
     if now.model is None or not recent:
         return Wanted(config.bounded(now.workers), "unknown")
-    grows = growth(recent, now.now, now.startup_s) if now.grown else 1.0
-    faster = spare * max(1 + config.headroom, grows)
+    faster = spare * (1 + config.headroom) * now.growth
     workers, forecast = fewest_workers(
         asked, now.workers, now.model, config, judged_from=now.now - config.window_s, faster=faster
     )

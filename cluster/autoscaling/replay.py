@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from decodefleet.worker.protocol import StepTime
@@ -40,6 +41,9 @@ class Forecast(NamedTuple):
     attained: float
     wait_s: float
     kv_peak: float
+
+
+_FREE_AT = attrgetter("free_at")
 
 
 @dataclass(slots=True)
@@ -106,16 +110,13 @@ def attainable(asked: Sequence[Asked], model: WorkerModel, ttft_s: float, itl_s:
 
 
 def _first_free(fleet: Sequence[_Worker], now: float) -> _Worker:
-    """The one whose prefills are done first; of those that are free now, the one that decodes least."""
-    chosen = fleet[0]
-    soonest, fewest = max(chosen.free_at, now), len(chosen.ends)
-    for worker in fleet:
-        at = worker.free_at
-        if at < now:
-            at = now
-        if at < soonest or (at == soonest and len(worker.ends) < fewest):
-            chosen, soonest, fewest = worker, at, len(worker.ends)
-    return chosen
+    """Of those whose prefills are done, the one that decodes least; else the one that is done first."""
+    free = [worker for worker in fleet if worker.free_at <= now]
+    return min(free, key=_decoding) if free else min(fleet, key=_FREE_AT)
+
+
+def _decoding(worker: _Worker) -> int:
+    return len(worker.ends)
 
 
 def _slowed(decode_s: float, model: WorkerModel) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decodefleet.cluster.autoscaling.demand import MOST, Demand, growth
+from decodefleet.cluster.autoscaling.demand import MOST, Demand, Trend, trend
 
 
 def test_old_requests_are_forgotten(make):
@@ -21,19 +21,50 @@ def test_memory_is_bounded(make):
     assert demand.last_at == MOST + 9
 
 
-def test_noise_is_no_growth(make):
-    for seed in range(20):
-        asked = list(make.poisson(lambda at: 10.0, 90.0, seed))
-        assert growth(asked, 90.0, 60.0) < 1.2
+def test_those_who_waited_are_put_where_they_belong(make):
+    demand = Demand(keep_s=1e9)
+    for at in (0.0, 20.0, 4.0, 21.0, 6.0):
+        demand.add(make.asked(at, prefill=50, output=50))
+    assert [one.at for one in demand.since(4.0)] == [4.0, 6.0, 20.0, 21.0]
+    assert demand.work(-10.0, 29.0) == [0, 0, 200, 100, 0, 0, 200]
+
+
+def worked(asked, now: float) -> list[int]:
+    demand = Demand(keep_s=10.0)
+    for one in asked:
+        demand.add(one)
+    return demand.work(0.0, now)
+
+
+def test_work_by_slots(make):
+    asked = [make.asked(float(at), prefill=60, output=40) for at in range(1000)]
+    # of the last four minutes, though single requests are kept for less
+    assert worked(asked, 1000.0) == [500] * 48
+    assert worked(asked[:48], 48.0) == [500] * 9
+    assert worked(asked[:3], 3.0) == []
+
+
+def test_noise_has_no_slope(make):
+    steady = [worked(make.poisson(lambda at: 10.0, 240.0, seed), 240.0) for seed in range(40)]
+    grown = [trend(work, 60.0, 60.0).growth for work in steady]
+    assert max(grown) < 1.2
+    assert sum(grown) / len(grown) < 1.02
 
 
 def test_a_ramp_is_continued(make):
-    """From 10 to 30 a second in 100 s: 42 a second a minute later, 2.1 times the mean."""
-    asked = list(make.poisson(lambda at: 10 + at / 5, 100.0))
-    assert growth(asked, 100.0, 60.0) == pytest.approx(2.1, rel=0.2)
+    """From 10 to 34 a second in 240 s: 40 a second a minute later, 1.29 times those of the last minute."""
+    found = trend(worked(make.poisson(lambda at: 10 + at / 10, 240.0), 240.0), 60.0, 60.0)
+    assert found.growth == pytest.approx(1.29, rel=0.05)
+    assert found.falls == 0.0
 
 
-def test_decline_is_not_forecast(make):
-    asked = list(make.poisson(lambda at: 30 - at / 5, 100.0))
-    assert growth(asked, 100.0, 60.0) == 1.0
-    assert growth([], 100.0, 60.0) == 1.0
+def test_decline_is_told_and_not_continued(make):
+    found = trend(worked(make.poisson(lambda at: 34 - at / 10, 240.0), 240.0), 60.0, 60.0)
+    assert found.growth == 1.0
+    assert found.falls > 0.9
+
+
+def test_a_short_past_has_no_trend(make):
+    assert trend(worked(make.poisson(lambda at: at / 2, 59.0), 59.0), 60.0, 60.0) == Trend()
+    assert trend([], 60.0, 60.0) == Trend()
+    assert trend([0] * 20, 60.0, 60.0) == Trend()

@@ -11,7 +11,6 @@ def snapshot(make, **changes) -> Snapshot:
         "workers": 2,
         "open_requests": 5,
         "backlog_s": 0.0,
-        "startup_s": 60.0,
         "model": make.model,
     }
     return Snapshot(**fields | changes)
@@ -55,11 +54,11 @@ def test_memory_takes_workers_too(make):
 
 
 def test_growth_is_met_before_it_comes(make):
-    ramp = list(make.poisson(lambda at: max(0.5, at / 15), 180.0))
-    knows = wanted_workers(snapshot(make), ramp, make.config())
-    not_yet = wanted_workers(snapshot(make, grown=False), ramp, make.config())
-    assert knows.growth > 1.3
-    assert knows.workers > not_yet.workers
+    asked = steady(make, 6.0)
+    now, soon = (wanted_workers(snapshot(make, growth=growth), asked, make.config()) for growth in (1.0, 1.5))
+    # what is to be spare in any case comes on top
+    assert soon.growth == pytest.approx(1.5 * now.growth)
+    assert soon.workers > now.workers
 
 
 def test_prompts_too_long_for_the_objective_take_no_workers(make):
