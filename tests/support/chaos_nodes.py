@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+from served import command_line
 
 from decodefleet.cluster.local_ray import environment
 from decodefleet.cluster.processes import end_processes, free_ports
@@ -33,7 +34,7 @@ class Node:
 
     def named(self, words: str) -> list[psutil.Process]:
         found = psutil.Process(self.process.pid).children(recursive=True)
-        return [process for process in found if words in " ".join(process.cmdline())]
+        return [process for process in found if words in command_line(process)]
 
 
 class TwoNodes:

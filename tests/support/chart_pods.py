@@ -21,6 +21,7 @@ import httpx
 import psutil
 from dockerfile import image_environment
 from helm_chart import Manifest, one, pods, serve_config
+from served import command_line
 from waiting import until
 
 from decodefleet.cluster import http_proxy
@@ -100,7 +101,7 @@ class Pod:
 
     def named(self, words: str) -> list[psutil.Process]:
         found = psutil.Process(self.process.pid).children(recursive=True)
-        return [process for process in found if words in " ".join(process.cmdline())]
+        return [process for process in found if words in command_line(process)]
 
     def probe(self, probe: Manifest, ports: Mapping[str, int]) -> int | None:
         """The status of an answer to what a kubelet would ask; None without one in time."""
