@@ -4,9 +4,9 @@
         --server 'decodefleet|http://127.0.0.1:8000|decodefleet serve --port 8000' \
         --server 'llama.cpp|http://127.0.0.1:8081|llama-server -m MODEL.gguf --port 8081|--connection-close'
 
-Each server is NAME|URL|COMMAND[|BENCH OPTIONS]. In each round every server is started, loaded and stopped in
-turn, so that they share the machine's moods but not its cores; ratios are taken within a round. The memory's
-read bandwidth is measured before each round.
+Each server is NAME|URL|COMMAND[|BENCH OPTIONS]; those options replace the load's. In each round every server
+is started, loaded and stopped in turn, so that they share the machine's moods but not its cores; ratios are
+taken within a round. The memory's read bandwidth is measured before each round.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def bench(server: Server, load: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [Path(sys.executable).parent / "decodefleet", "bench", "serve", "--url", server.url]
         subprocess.run(
-            [*command, *LOADS[load], *server.options, "--output", file.name],
+            [*command, *given(load, server.options), *server.options, "--output", file.name],
             check=True,
             stdout=subprocess.DEVNULL,
         )
@@ -140,6 +140,13 @@ def bench(server: Server, load: str) -> dict[str, Any]:
         if run["succeeded"] != run["requests"]:
             print(f"{server.name}: {run['errors']}", file=sys.stderr)
         return {name: value for name, value in run.items() if name != "per_request"}
+
+
+def given(load: str, options: list[str]) -> list[str]:
+    """The load's options but for those that a server has its own of."""
+    flags = LOADS[load][::2]
+    pairs = [pair for pair in zip(flags, LOADS[load][1::2], strict=True) if pair[0] not in options]
+    return [word for pair in pairs for word in pair]
 
 
 def read_bandwidth() -> float:
