@@ -38,7 +38,8 @@ class Synthetic:
 
     input_len, output_len: tokens in and out, exactly.
     prefix_len: tokens at the front of each prompt that it shares with its group.
-    prefix_groups: number of different prefixes; requests take them in turn.
+    prefix_groups: number of different prefixes, each for as many requests, in an order that follows from the run;
+        in turn, eight groups would meet the eight workers of a round robin at one each.
     """
 
     input_len: int
@@ -52,13 +53,15 @@ class Synthetic:
 
     def requests(self, run: str, count: int, arrivals: Iterator[float] | None = None) -> list[Request]:
         """`run` keeps the prompts of two runs apart, so that one does not warm the cache of the next."""
+        groups = [index % self.prefix_groups for index in range(count)]
+        random.Random(f"{run}/groups").shuffle(groups)
         return [
-            Request(self._segments(run, index), self.output_len, next(arrivals) if arrivals else None)
-            for index in range(count)
+            Request(self._segments(run, index, group), self.output_len, next(arrivals) if arrivals else None)
+            for index, group in enumerate(groups)
         ]
 
-    def _segments(self, run: str, index: int) -> tuple[Segment, ...]:
-        shared = Segment(f"prefix/{run}/{index % self.prefix_groups}", self.prefix_len)
+    def _segments(self, run: str, index: int, group: int) -> tuple[Segment, ...]:
+        shared = Segment(f"prefix/{run}/{group}", self.prefix_len)
         own = Segment(f"own/{run}/{index}", self.input_len - self.prefix_len)
         return tuple(segment for segment in (shared, own) if segment.length)
 

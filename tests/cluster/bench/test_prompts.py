@@ -18,7 +18,7 @@ def test_text_has_exactly_so_many_tokens_and_shares_its_prefix(smollm2: Path) ->
     texts = [make(request) for request in shape.requests("run", 6)]
     ids = [tokenizer.encode(text) for text in texts]
     assert [len(prompt) for prompt in ids] == [100] * 6
-    assert ids[0][:64] == ids[2][:64] != ids[1][:64]
+    assert len({tuple(prompt[:64]) for prompt in ids}) == 2
     assert len(set(texts)) == 6
     assert texts == [Words("seed", tokenizer)(request) for request in shape.requests("run", 6)]
 

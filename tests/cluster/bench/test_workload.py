@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice, pairwise
 
 import pytest
@@ -14,8 +15,17 @@ def test_lengths_are_exact_and_prefixes_shared_within_groups_only() -> None:
     prompts = [make(request) for request in requests]
     assert [len(prompt) for prompt in prompts] == [20] * 4
     assert [request.output_len for request in requests] == [5] * 4
-    assert prompts[0][:12] == prompts[2][:12] != prompts[1][:12] == prompts[3][:12]
+    assert sorted(Counter(tuple(prompt[:12]) for prompt in prompts).values()) == [2, 2]
     assert len({tuple(prompt[12:]) for prompt in prompts}) == 4
+
+
+def test_groups_come_in_no_order_that_a_round_robin_would_follow() -> None:
+    shape = Synthetic(input_len=2, output_len=1, prefix_len=1, prefix_groups=8)
+    keys = [request.segments[0].key for request in shape.requests("run", 256)]
+    assert set(Counter(keys).values()) == {32}
+    for workers in (2, 8):
+        assert all(len(set(keys[worker::workers])) >= 6 for worker in range(workers))
+    assert keys == [request.segments[0].key for request in shape.requests("run", 256)]
 
 
 def test_runs_share_nothing() -> None:
