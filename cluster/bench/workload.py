@@ -38,8 +38,8 @@ class Synthetic:
 
     input_len, output_len: tokens in and out, exactly.
     prefix_len: tokens at the front of each prompt that it shares with its group.
-    prefix_groups: number of different prefixes, each for as many requests, in an order that follows from the run;
-        in turn, eight groups would meet the eight workers of a round robin at one each.
+    prefix_groups: number of different prefixes, each for as many requests, in an order that follows from the
+        run; in turn, eight groups would meet the eight workers of a round robin at one each.
     """
 
     input_len: int
