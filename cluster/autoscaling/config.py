@@ -18,7 +18,7 @@ class ScalingConfig(Frozen):
     itl_target_s: float = Field(0.1, gt=0, description="time per further token that is to be kept")
     attainment: float = Field(0.99, gt=0, lt=1, description="share of requests for which both are to be kept")
     kv_share: float = Field(0.9, gt=0, le=1, description="of the KV pool that may be in use")
-    headroom: float = Field(0.03, ge=0, description="load that is reckoned with beyond what is expected")
+    headroom: float = Field(0.0, ge=0, description="load that is reckoned with beyond what is expected")
     window_s: float = Field(60.0, gt=0, description="of the past that stands for what comes")
     startup_s: float = Field(60.0, ge=0, description="a new worker's start, until one has been seen")
     hold_s: float = Field(
@@ -56,7 +56,7 @@ class ScalingOptions(Frozen):
         2000.0, gt=0, description="time to first token to be kept; per further token --itl-target-ms is"
     )
     scale_headroom: float = Field(
-        0.03, ge=0, description="load that is reckoned with beyond what is expected: 0.2 is a fifth"
+        0.0, ge=0, description="load that is reckoned with beyond what is expected: 0.2 is a fifth"
     )
     scale_in_s: float = Field(
         240.0,
