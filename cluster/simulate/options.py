@@ -77,6 +77,9 @@ class SimulateOptions(Frozen):
     scale_in_s: float = _option(
         240.0, SCALING, "seconds for which fewer must have been enough before one goes", ge=0
     )
+    scale_headroom: float = _option(
+        0.0, SCALING, "load that is reckoned with beyond what is expected: 0.2 is a fifth", ge=0
+    )
 
     seed: int = _option(0, RESULT, "of the choice among equals; same seed, same result")
     output: Path | None = _option(None, RESULT, "write everything to this JSON file", short="-o")

@@ -130,6 +130,7 @@ def _setup(options: SimulateOptions) -> Setup:
                 itl_target_s=wanted.tpot_s,
                 startup_s=options.startup_s,
                 hold_s=options.scale_in_s,
+                headroom=options.scale_headroom,
             ),
             options.tensor_parallel_size,
             options.max_queue,

@@ -85,6 +85,19 @@ def test_a_fleet_that_follows_the_load(trace, tmp_path):
     assert ET.fromstring(plot.read_text()).tag.endswith("svg")
 
 
+def test_headroom_is_paid_for_with_workers(trace, tmp_path):
+    output = tmp_path / "out.json"
+
+    def most(headroom: float) -> int:
+        values = {"max_workers": 4, "rate": 0.5, "startup_s": 10.0, "kv_tokens": 20_000, "output": output}
+        run(trace=trace, scale_headroom=headroom, **values)
+        (ours,) = (one for one in json.loads(output.read_text())["runs"] if one["name"] == "autoscaler")
+        return max(target for _, target, *_ in ours["timeline"])
+
+    assert most(0.0) == 1
+    assert most(50.0) > 1
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
