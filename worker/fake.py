@@ -112,20 +112,20 @@ class FakeEngine:
         began = time.monotonic()
         if self._steps == self._fake.hang_after:
             threading.Event().wait()
-        self._admit()
         budget = self._batch.max_num_batched_tokens
+        preemptions = self._preemptions
         deltas: list[TokenDelta] = []
         prefilled = 0
         # decodes first: they trail by one token
         for sequence in sorted(self._running, key=lambda sequence: sequence.trailing > 1):
-            take = min(sequence.trailing, budget)
-            if take == 0 or sequence not in self._running or not self._make_room(sequence, take):
-                continue
+            take = self._advance(sequence, budget, deltas)
             budget -= take
             prefilled += take if take > 1 else 0
-            self._compute(sequence, take)
-            if not sequence.trailing:
-                deltas.append(self._sample(sequence))
+        if self._preemptions == preemptions:
+            while budget and (newcomer := self._admit()) is not None:
+                take = self._advance(newcomer, budget, deltas)
+                budget -= take
+                prefilled += take
         self._steps += 1
         self._pass_time(began, prefilled, len(deltas))
         self._note_stats()
@@ -165,25 +165,39 @@ class FakeEngine:
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
         )
 
-    def _admit(self) -> None:
-        """Waiting sequences start, oldest first, while their prompts fit."""
-        while self._waiting and len(self._running) < self._batch.max_num_seqs:
-            sequence = self._waiting[0]
-            size = self.card.block_size
-            if self._pool.available < -(-len(sequence.tokens) // size):
-                return
-            self._waiting.popleft()
-            if self._caching and sequence.submit.params.prompt_logprobs is None:
-                # one token at least is computed, for there is something to sample from
-                reusable = sequence.chain[: (len(sequence.tokens) - 1) // size]
-                sequence.blocks = self._pool.match(reusable)
-                sequence.computed = len(sequence.blocks) * size
-            self._queried += len(sequence.tokens)
-            self._hits += sequence.computed
-            if sequence.cached is None:
-                sequence.cached = min(sequence.computed, sequence.prompt_len)
-                sequence.queued_s = time.monotonic() - sequence.arrived
-            self._running.append(sequence)
+    def _advance(self, sequence: FakeSequence, budget: int, deltas: list[TokenDelta]) -> int:
+        """Compute what the budget allows of what a sequence trails by, and sample at its end; tokens computed."""
+        take = min(sequence.trailing, budget)
+        if take == 0 or sequence not in self._running or not self._make_room(sequence, take):
+            return 0
+        self._compute(sequence, take)
+        if not sequence.trailing:
+            deltas.append(self._sample(sequence))
+        return take
+
+    def _admit(self) -> FakeSequence | None:
+        """The oldest that waits starts, if its prompt fits."""
+        if not self._waiting or len(self._running) >= self._batch.max_num_seqs:
+            return None
+        sequence, size = self._waiting[0], self.card.block_size
+        if self._caching and sequence.submit.params.prompt_logprobs is None:
+            # one token at least is computed, for there is something to sample from
+            sequence.blocks = self._pool.match(sequence.chain[: (len(sequence.tokens) - 1) // size])
+        # each running sequence may need a block in its next steps
+        needed = -(-len(sequence.tokens) // size) - len(sequence.blocks) + len(self._running)
+        if self._pool.available < needed:
+            self._pool.release(sequence.blocks)
+            sequence.blocks = []
+            return None
+        self._waiting.popleft()
+        sequence.computed = len(sequence.blocks) * size
+        self._queried += len(sequence.tokens)
+        self._hits += sequence.computed
+        if sequence.cached is None:
+            sequence.cached = min(sequence.computed, sequence.prompt_len)
+            sequence.queued_s = time.monotonic() - sequence.arrived
+        self._running.append(sequence)
+        return sequence
 
     def _make_room(self, sequence: FakeSequence, take: int) -> bool:
         """Blocks for `take` more tokens; younger sequences are preempted for them, never an older one."""

@@ -115,7 +115,7 @@ def test_text_depends_on_prompt_seed_and_position_only(
     alone.submit(submit("a", prompt, max_tokens=20, **fields))
     expected = {key: tokens(deltas) for key, deltas in run(alone).items()}
     # crowded, chunked, and preempted for want of blocks
-    crowded = make_engine(blocks=30, max_num_batched_tokens=7)
+    crowded = make_engine(blocks=18, max_num_batched_tokens=7)
     for name in ("b", "a", "c"):
         crowded.submit(submit(name, prompt, max_tokens=20, **fields))
     found = run(crowded)
@@ -158,6 +158,31 @@ def test_a_whole_cached_prompt_still_computes_one_token(make_engine: Callable[..
     for request_id, expected in (("cold", 0), ("warm", 12)):
         engine.submit(submit(request_id, list(range(10, 26))))
         assert run(engine)[request_id, 0][0].cached_tokens == expected
+
+
+def test_who_waits_starts_while_a_step_has_budget_left(make_engine: Callable[..., FakeEngine]) -> None:
+    """As the real batcher does: so the second of two with one prefix finds what the first has computed."""
+    engine = make_engine(max_num_batched_tokens=16)
+    shared = list(range(10, 26))
+    for name in ("first", "second", "third"):
+        engine.submit(submit(name, [*shared, 30], max_tokens=2))
+    assert not engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (1, 2)
+    assert {delta.request_id: delta.cached_tokens for delta in engine.step()} == {
+        "first": 0,
+        "second": 16,
+        "third": 16,
+    }
+
+
+def test_a_shared_prefix_needs_no_room_of_its_own(make_engine: Callable[..., FakeEngine]) -> None:
+    engine = make_engine(blocks=16)
+    shared = list(range(10, 50))
+    for name in ("first", "second", "third"):
+        engine.submit(submit(name, [*shared, 60], max_tokens=2))
+    engine.step()
+    assert engine.stats().running == 3
+    engine.check_integrity()
 
 
 def test_ends_of_a_sequence(make_engine: Callable[..., FakeEngine]) -> None:
