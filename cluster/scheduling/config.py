@@ -24,7 +24,7 @@ class SchedulingConfig(BaseModel):
         ge=0,
         description="with late binding: prefill in seconds that a worker may have queued and still get more",
     )
-    max_queue: int = Field(1024, ge=0, description="requests that may wait for a worker of one model")
+    max_queue: int = Field(4096, ge=0, description="requests that may wait for a worker of one model")
     max_queue_wait_s: float = Field(
         30.0, gt=0, description="predicted wait beyond which a request is refused rather than queued"
     )

@@ -8,28 +8,39 @@ from __future__ import annotations
 
 from .queue import Waiter, WaitQueue
 
-# about the last two hundred that left the queue count
-_FADE = 1 - 1 / 128
+# of those that left the queue about so many count, or as many as run at once if these are more
+_MEMORY = 128
 
 
 class Pace:
     def __init__(self) -> None:
         self._elapsed = 0.0
         self._moved = 0.0
+        self._memory = float(_MEMORY)
         self._since: float | None = None
 
-    def waits(self, now: float) -> None:
-        """Somebody waits."""
-        if self._since is None:
-            self._since = now
+    def waits(self, now: float, running: int) -> None:
+        """Somebody waits for one of those that run to end.
+
+        What was known counts for as many as run, all of which may have begun just now: that none of them ends
+        for as long as an answer takes does not say that the queue stands still.
+        """
+        if self._since is not None:
+            return
+        self._since = now
+        self._memory = float(max(_MEMORY, running))
+        if running > self._moved:
+            self._elapsed = self._known_s() * running
+            self._moved = running
 
     def moved(self, now: float) -> None:
         """Somebody was placed, which counts while others wait."""
         if self._since is None:
             return
         self._advance(now)
-        self._elapsed *= _FADE
-        self._moved = self._moved * _FADE + 1
+        fade = 1 - 1 / self._memory
+        self._elapsed *= fade
+        self._moved = self._moved * fade + 1
 
     def rests(self, now: float) -> None:
         """Nobody waits any more, or nobody is there to wait for."""
@@ -40,6 +51,9 @@ class Pace:
         """Seconds from one that leaves the queue to the next; zero while nothing is known."""
         running = 0.0 if self._since is None else now - self._since
         return (self._elapsed + running) / (self._moved + 1)
+
+    def _known_s(self) -> float:
+        return self._elapsed / self._moved if self._moved else 0.0
 
     def _advance(self, now: float) -> None:
         if self._since is not None:

@@ -14,15 +14,11 @@ CLIENTS = 1200
 
 
 def test_more_than_a_thousand_streams_at_once(make_brief_stack: Callable[..., Any]) -> None:
-    """How many of them are served depends on how long a machine lets them expect to wait."""
     stack = make_brief_stack(workers=2, scheduling={"max_queue": CLIENTS, "max_queue_wait_s": 3600.0})
     body = {"model": "tiny", "max_tokens": 3, "ignore_eos": True, "stream": True}
     offers = [Offer(0.0, body | {"prompt": f"client {number}"}) for number in range(CLIENTS)]
     replies = asyncio.run(offer_all(stack.url, offers))
-    outcomes = Counter((reply.status, reply.whole) for reply in replies)
-    assert set(outcomes) <= {(200, True), (429, False)}
-    assert outcomes[200, True] > CLIENTS // 10
-    assert all(reply.retry_after for reply in replies if reply.status == 429)
+    assert Counter((reply.status, reply.whole) for reply in replies) == {(200, True): CLIENTS}
     until(lambda: not [*stack.scheduler.core.ledger])
     until(lambda: stack.router.streams == 0)
     with stack.http() as http:

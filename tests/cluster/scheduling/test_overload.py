@@ -38,6 +38,23 @@ def test_the_wait_of_the_accepted_is_bounded_by_time(seed):
     assert {each.refused for each in answers} == {None, "queue_full"}
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_a_crowd_that_is_served_within_the_limit_is_not_refused(spread):
+    """All at once into an idle fleet, twice: nothing ends until the first answers do, and that is no standstill."""
+    rng, seats, count = Random(0), 64, 1000
+    fleet = SteppedFleet(WORKERS, seats, STEP_S, SchedulingConfig(max_queue=2 * count, max_queue_wait_s=30.0))
+    for _ in range(2):
+        crowd = [
+            Answer(fleet.now + number * 1e-4, "", round(100 * rng.uniform(1 - spread, 1 + spread)))
+            for number in range(count)
+        ]
+        fleet.serve(crowd)
+        assert all(each.refused is None for each in crowd)
+        # it takes long enough for the prediction to matter
+        assert max(each.ttft for each in crowd) > 12.0
+        fleet.now += 5.0
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_the_accepted_wait_hardly_longer_than_at_capacity(seed):
     """Five times what fits comes on top of a steady load, into a short queue."""

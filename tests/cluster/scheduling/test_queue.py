@@ -118,7 +118,7 @@ def test_pace_knows_nothing_until_somebody_waits():
 def test_pace_counts_waiting_time_only():
     pace, now = Pace(), 0.0
     for _ in range(50):
-        pace.waits(now)
+        pace.waits(now, running=1)
         for _ in range(10):
             now += 0.2
             pace.moved(now)
@@ -129,7 +129,7 @@ def test_pace_counts_waiting_time_only():
 
 def test_pace_does_not_count_who_never_waited():
     pace = Pace()
-    pace.waits(0.0)
+    pace.waits(0.0, running=1)
     for now in (1.0, 2.0, 3.0):
         pace.moved(now)
     pace.rests(3.0)
@@ -141,8 +141,23 @@ def test_pace_does_not_count_who_never_waited():
 
 def test_pace_sees_a_standstill():
     pace = Pace()
-    pace.waits(0.0)
-    assert pace.interval_s(7.0) == 7.0
+    pace.waits(0.0, running=1)
+    assert pace.interval_s(7.0) == 3.5
+    assert pace.interval_s(70.0) == 35.0
+
+
+def test_pace_of_many_is_not_judged_by_the_time_before_the_first_ends():
+    """64 begin together and end together after 5 s: each time it is 5/64 s from one to the next."""
+    pace, now = Pace(), 0.0
+    for _ in range(3):
+        pace.waits(now, running=64)
+        assert pace.interval_s(now + 4.9) <= 2 * 5 / 64
+        now += 5.0
+        for _ in range(64):
+            pace.moved(now)
+        assert pace.interval_s(now) <= 1.5 * 5 / 64
+        pace.rests(now)
+        now += 1000.0
 
 
 def test_turns_of_a_lone_tenant_are_its_place_in_the_line():
