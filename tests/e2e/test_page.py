@@ -6,6 +6,7 @@ Skipped where there is no chromium: an installed one, or playwright's own (`play
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -95,9 +96,9 @@ def say(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def unlock(page: Page) -> None:
+def unlock(page: Page, key: str = "right") -> None:
     page.get_by_role("button", name="API key").click()
-    page.get_by_label("Key", exact=True).fill("right")
+    page.get_by_label("Key", exact=True).fill(key)
     page.keyboard.press("Enter")
 
 
@@ -148,6 +149,49 @@ def test_a_fleet_with_troubles_says_which(stack: Any, open_page: Callable[..., P
     # what is left serves, and that is not all there is to say
     page.unroute("**/debug/fleet*")
     expect(page.get_by_role("status").first).to_contain_text("tiny · live, lost worker-2", timeout=15_000)
+
+
+def test_a_worker_that_has_gone_quiet_stands_out(stack: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(
+        stack.url, lambda page: overview_with(page, lambda seen: seen["workers"][1].update(heard_s=2.5))
+    )
+    expect(page.locator("#workers .late")).to_have_text(["2.50 s ago"])
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_pointing_at_a_chart_reads_its_values(stack: Any, open_page: Callable[..., Page]) -> None:
+    def measured(seen: dict[str, Any]) -> None:
+        blank = dict.fromkeys(("ttft_s", "itl_s", "hit_rate"))
+        counts = dict.fromkeys(("requests", "failures", "workers", "waiting", "queued", "kv_usage"), 0)
+        counts |= {"generated_tokens": 0, "prompt_tokens": 0}
+        points = [{"at": seen["at"] - 250 + 50 * n, "running": n, **counts, **blank} for n in range(6)]
+        seen["history"]["points"] = points
+
+    page = open_page(stack.url, lambda page: overview_with(page, measured))
+    figure = page.locator("figure", has_text="Sequences")
+    chart = figure.get_by_role("img")
+    expect(figure.locator(".legend")).to_have_text("running5waiting0queued0")
+    box = chart.bounding_box()
+    assert box is not None
+    chart.hover(position={"x": box["width"] / 2, "y": 40})
+    expect(figure.locator(".legend")).to_contain_text(re.compile(r"running[23]waiting0queued0\d+:\d\d"))
+    expect(chart.locator(".cross")).to_have_count(1)
+    page.mouse.move(0, 0)
+    expect(chart.locator(".cross")).to_have_count(0)
+
+
+def test_nothing_is_drawn_across_a_gap(stack: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(stack.url)
+    drawn = page.evaluate(
+        """async () => {
+          const { sparkline } = await import("./page/chart.js");
+          return [...sparkline([1, 2, null, 4, null, 2]).children].map((part) => part.getAttribute("d"));
+        }"""
+    )
+    assert drawn == [
+        "M0.0,19.0L20.0,14.0V26H0.0ZM60.0,4.0h0V26H60.0ZM100.0,14.0h0V26H100.0Z",
+        "M0.0,19.0L20.0,14.0M60.0,4.0h0M100.0,14.0h0",
+    ]
 
 
 def test_a_fleet_that_sleeps_is_not_one_that_is_down(stack: Any, open_page: Callable[..., Page]) -> None:
@@ -218,6 +262,8 @@ def test_a_value_out_of_range_is_not_sent(stack: Any, open_page: Callable[..., P
 def test_the_key_opens_and_stays_in_memory(keyed: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(keyed.url)
     expect(page.get_by_role("alert")).to_contain_text("wants an API key")
+    unlock(page, "wrong")
+    expect(page.get_by_role("alert")).to_contain_text("does not know the key")
     unlock(page)
     expect(page.locator("#workers tbody tr")).to_have_count(2)
     expect(page.get_by_role("alert")).to_be_hidden()
@@ -282,6 +328,35 @@ def test_a_stream_that_breaks_off_is_told(stack: Any, open_page: Callable[..., P
     say(page, "hello")
     expect(page.locator(".message.failed")).to_contain_text("the server does not answer")
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_what_was_refused_can_be_sent_again(stack: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{stack.url}#playground")
+    expect(page.get_by_label("Model")).to_have_value("tiny")
+    busy = {"status": 429, "headers": {"retry-after": "41"}, "json": {"error": {"message": "too busy"}}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**busy))
+    say(page, "hello")
+    expect(page.locator(".message.failed")).to_contain_text("too busy; try again in 41 s")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("hello")
+    page.unroute("**/v1/chat/completions")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Enter")
+    assert json.loads(sent.value.post_data or "")["messages"] == [{"role": "user", "content": "hello"}]
+    expect(page.locator(".message.assistant").last).to_contain_text("tokens/s")
+
+
+def test_a_model_that_came_later_is_found(keyed: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{keyed.url}#playground")
+    say(page, "hello")
+    expect(page.locator(".message.failed")).to_contain_text("a valid API key is required")
+    page.route("**/v1/models", lambda route: route.abort())
+    unlock(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.get_by_label("Model")).to_have_value("")
+    page.unroute("**/v1/models")
+    say(page, "hello")
+    expect(page.locator(".message.assistant").last).to_contain_text("tokens/s")
+    expect(page.get_by_label("Model")).to_have_value("tiny")
 
 
 def test_by_keyboard_alone(stack: Any, open_page: Callable[..., Page]) -> None:

@@ -46,10 +46,12 @@ async function ask(path, options) {
 }
 
 async function reason(response) {
+  const wait = response.headers.get("retry-after");
+  const later = wait ? `; try again in ${wait} s` : "";
   try {
-    return (await response.json()).error.message;
+    return (await response.json()).error.message + later;
   } catch {
-    return `the server answered ${response.status}`;
+    return `the server answered ${response.status}${later}`;
   }
 }
 

@@ -98,21 +98,25 @@ export function sparkline(values) {
   const top = Math.max(...known) || 1;
   const points = values.map((value, number) => [(number / (values.length - 1)) * 100, value]);
   const y = (value) => 24 - (value / top) * 20;
-  const filled = points.filter(([, value]) => value !== null);
-  const area = `${path(filled, y)}L${filled.at(-1)[0]},26L${filled[0][0]},26Z`;
+  const area = stretches(points).map((known) => `${path(known, y)}V26H${known[0][0].toFixed(1)}Z`).join("");
   made.append(svg("path", { class: "spark-area", d: area }), svg("path", { class: "spark", d: path(points, y) }));
   return made;
 }
 
-function path(points, y) {
-  let d = "";
-  let pen = false;
-  for (const [x, value] of points) {
-    if (value === null) { pen = false; continue; }
-    d += `${pen ? "L" : "M"}${x.toFixed(1)},${y(value).toFixed(1)}`;
-    pen = true;
+/** The points between gaps. */
+function stretches(points) {
+  const found = [[]];
+  for (const point of points) {
+    if (point[1] === null) found.push([]);
+    else found.at(-1).push(point);
   }
-  return d;
+  return found.filter((known) => known.length);
+}
+
+function path(points, y) {
+  const line = (known) => `M${known.map(([x, value]) => `${x.toFixed(1)},${y(value).toFixed(1)}`).join("L")}`;
+  // a point alone is a line of no length, which its round ends make a dot
+  return stretches(points).map((known) => (known.length > 1 ? line(known) : `${line(known)}h0`)).join("");
 }
 
 function niceTop(value) {

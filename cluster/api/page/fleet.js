@@ -1,6 +1,6 @@
 // The fleet view: polls the overview while the page is in sight and keeps the recent past.
 
-import { getJson } from "./api.js";
+import { getJson, hasKey } from "./api.js";
 import { LineChart, sparkline } from "./chart.js";
 import { byId, count, el, percent, seconds } from "./dom.js";
 import { showPlacements } from "./placements.js";
@@ -110,7 +110,8 @@ export class Fleet {
   fail(error) {
     byId("fleet").classList.add("stale");
     if (error.status === 401) {
-      this.tell("warn", "needs an API key", "This server wants an API key: give one with the button above.");
+      if (hasKey()) this.tell("warn", "key refused", "This server does not know the key: give another with the button above.");
+      else this.tell("warn", "needs an API key", "This server wants an API key: give one with the button above.");
     } else if (error.status === 403) {
       this.tell("warn", "needs an admin key", "This key may not see the fleet; use an admin key. The playground works with it all the same.");
     } else {

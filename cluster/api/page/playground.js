@@ -48,12 +48,16 @@ export class Playground {
     input.value = "";
     this.messages.push({ role: "user", content: text });
     this.show("user", "you", text);
-    const answer = new Answer(byId("model").value);
     this.busy(true);
+    // the server was away, or the key was missing, when the page asked
+    if (!byId("model").value) await this.loadModels();
+    const answer = new Answer(byId("model").value || "no model");
     const request = chat ? this.chatRequest() : { ...this.parameters(), prompt: text };
     await answer.read(chat ? "v1/chat/completions" : "v1/completions", request, this.running.signal);
     if (answer.text && chat) this.messages.push({ role: "assistant", content: answer.text });
     else if (chat) this.messages.pop();
+    // to be sent again
+    if (answer.failure && !answer.text && !input.value) input.value = text;
     byId("said").textContent = answer.summary();
     this.busy(false);
   }

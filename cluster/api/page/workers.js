@@ -5,6 +5,8 @@ import { ago, bar, byId, bytes, count, el, percent, seconds } from "./dom.js";
 const STATES = { serving: "good", draining: "warn" };
 const SHOWN_CHANGES = 5;
 const SHOWN_S = 1800;
+// workers speak several times a second
+const LATE_S = 1;
 
 /** Whether there are no workers because none is needed. One that never had any has not started yet. */
 export const sleeping = (seen) => Boolean(seen.sleeps && seen.models.length && !seen.workers.length);
@@ -46,7 +48,7 @@ function row(worker, rate) {
     el("td", {}, ...tiers(worker.tiers)),
     el("td", { class: "num" }, count(rate)),
     el("td", { class: "num" }, percent(hits)),
-    el("td", { class: "num" }, `${seconds(worker.heard_s)} ago`));
+    el("td", { class: worker.heard_s > LATE_S ? "num late" : "num" }, `${seconds(worker.heard_s)} ago`));
 }
 
 function state(worker) {
