@@ -166,7 +166,7 @@ class FakeEngine:
         )
 
     def _advance(self, sequence: FakeSequence, budget: int, deltas: list[TokenDelta]) -> int:
-        """Compute what the budget allows of what a sequence trails by, and sample at its end; tokens computed."""
+        """Compute what the budget allows of what a sequence trails by, sample at its end; tokens computed."""
         take = min(sequence.trailing, budget)
         if take == 0 or sequence not in self._running or not self._make_room(sequence, take):
             return 0
