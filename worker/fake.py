@@ -112,20 +112,13 @@ class FakeEngine:
         began = time.monotonic()
         if self._steps == self._fake.hang_after:
             threading.Event().wait()
-        budget = self._batch.max_num_batched_tokens
-        preemptions = self._preemptions
+        chunks = self._plan()
         deltas: list[TokenDelta] = []
-        prefilled = 0
-        # decodes first: they trail by one token
-        for sequence in sorted(self._running, key=lambda sequence: sequence.trailing > 1):
-            take = self._advance(sequence, budget, deltas)
-            budget -= take
-            prefilled += take if take > 1 else 0
-        if self._preemptions == preemptions:
-            while budget and (newcomer := self._admit()) is not None:
-                take = self._advance(newcomer, budget, deltas)
-                budget -= take
-                prefilled += take
+        for sequence, take in chunks:
+            self._compute(sequence, take)
+            if not sequence.trailing:
+                deltas.append(self._sample(sequence))
+        prefilled = sum(take for _, take in chunks if take > 1)
         self._steps += 1
         self._pass_time(began, prefilled, len(deltas))
         self._note_stats()
@@ -165,14 +158,24 @@ class FakeEngine:
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
         )
 
-    def _advance(self, sequence: FakeSequence, budget: int, deltas: list[TokenDelta]) -> int:
-        """Compute what the budget allows of what a sequence trails by, sample at its end; tokens computed."""
+    def _plan(self) -> list[tuple[FakeSequence, int]]:
+        """Who computes how many tokens in this step: decodes first, for they trail by one, newcomers last."""
+        budget = self._batch.max_num_batched_tokens
+        preemptions = self._preemptions
+        chunks: list[tuple[FakeSequence, int]] = []
+        for sequence in sorted(self._running, key=lambda sequence: sequence.trailing > 1):
+            budget -= self._schedule(sequence, budget, chunks)
+        if self._preemptions == preemptions:
+            while budget and (newcomer := self._admit()) is not None:
+                budget -= self._schedule(newcomer, budget, chunks)
+        # who was preempted for another
+        return [chunk for chunk in chunks if chunk[0] in self._running]
+
+    def _schedule(self, sequence: FakeSequence, budget: int, chunks: list[tuple[FakeSequence, int]]) -> int:
         take = min(sequence.trailing, budget)
         if take == 0 or sequence not in self._running or not self._make_room(sequence, take):
             return 0
-        self._compute(sequence, take)
-        if not sequence.trailing:
-            deltas.append(self._sample(sequence))
+        chunks.append((sequence, take))
         return take
 
     def _admit(self) -> FakeSequence | None:

@@ -179,8 +179,8 @@ def test_a_shared_prefix_needs_no_room_of_its_own(make_engine: Callable[..., Fak
     engine = make_engine(blocks=16)
     shared = list(range(10, 50))
     for name in ("first", "second", "third"):
-        engine.submit(submit(name, [*shared, 60], max_tokens=2))
-    engine.step()
+        engine.submit(submit(name, [*shared, 60], max_tokens=4))
+        engine.step()
     assert engine.stats().running == 3
     engine.check_integrity()
 

@@ -40,7 +40,7 @@ def test_the_wait_of_the_accepted_is_bounded_by_time(seed):
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
 def test_a_crowd_that_is_served_within_the_limit_is_not_refused(spread):
-    """All at once into an idle fleet, twice: nothing ends before the first answers do; no standstill."""
+    """All at once into an idle fleet, twice: that nothing ends for the first two seconds is no standstill."""
     rng, seats, count = Random(0), 64, 1000
     fleet = SteppedFleet(WORKERS, seats, STEP_S, SchedulingConfig(max_queue=2 * count, max_queue_wait_s=30.0))
     for _ in range(2):
