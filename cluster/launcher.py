@@ -33,7 +33,7 @@ from .health import PREFIX, RUNS, forget_address, leave_address, trouble
 from .news import NewsReceiver
 from .processes import end_descendants, port_is_free, run_guarded, tell_of_signal
 from .startup_view import WorkersView, print_ready
-from .terminal import FileProgress, print_error
+from .terminal import Bars, FileProgress, print_error
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class Launcher:
         self._ray: dict[str, psutil.Process] = {}
         self._is_ready = False
         self._application_runs = False
+        self._bars: Bars | None = None
 
     def run(self) -> int:
         detach_output(self._console, self._folder / "launcher.log")
@@ -134,7 +135,8 @@ class Launcher:
             config = self._resolve(config)
             config = self._start_redis(config)
         news = NewsReceiver(f"ipc://{self._folder}/news")
-        with WorkersView(self._console, config.first_workers) as view:
+        self._bars = view = WorkersView(self._console, config.first_workers)
+        with view:
             view.stage("starting Ray and its HTTP proxy")
             self._start_ray(config)
             view.stage("starting workers and routers")
@@ -148,7 +150,8 @@ class Launcher:
 
     def _resolve(self, config: ServeConfig) -> ServeConfig:
         """Fetches and converts the model once, here, where progress can be seen."""
-        with FileProgress(self._console) as progress:
+        self._bars = progress = FileProgress(self._console)
+        with progress:
             model = resolve_model(
                 config.model, cache_dir=config.cache_dir, revision=config.revision, progress=progress
             )
@@ -233,6 +236,9 @@ class Launcher:
 
     def _is_told_to_stop(self) -> None:
         """In a thread, when the first signal comes."""
+        if self._bars is not None:
+            # the line of one would be drawn once more below what is printed, and stay
+            self._bars.end()
         drain = f"; running requests have {self._config.drain_s:g} s to finish, Ctrl-C ends them now"
         self._console.print("stopping" + (drain if self._is_ready else ""))
         if not self._is_ready and self._config.address is None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 from rich.console import Console
@@ -16,18 +14,14 @@ from decodefleet.worker.protocol import Failed, Loading, Ready
 from decodefleet.worker.text.tokenizer import has_chat_template
 
 from .config import ServeConfig
+from .terminal import Bars
 
 
-class WorkersView:
+class WorkersView(Bars):
     """One bar per worker until all are ready; later news is one line each."""
 
     def __init__(self, console: Console, workers: int) -> None:
-        self._console = console
-        self._workers = workers
-        self._began = time.monotonic()
-        self._ready: dict[str, Ready] = {}
-        self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
+        progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
@@ -37,7 +31,13 @@ class WorkersView:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._stage = self._progress.add_task("starting", total=None)
+        super().__init__(progress)
+        self._console = console
+        self._workers = workers
+        self._began = time.monotonic()
+        self._ready: dict[str, Ready] = {}
+        self._bars: dict[str, TaskID] = {}
+        self._stage = progress.add_task("starting", total=None)
 
     @property
     def complete(self) -> bool:
@@ -61,15 +61,6 @@ class WorkersView:
             case Failed(message=message):
                 self._finish(worker_id)
                 self._line(f"{worker_id} failed: {message}")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def _finish(self, worker_id: str) -> None:
         bar = self._bars.pop(worker_id, None)

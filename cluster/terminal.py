@@ -10,13 +10,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.text import Text
 
 
-class FileProgress:
-    """Shows the stages of finding, fetching and converting a model: a `ProgressSink`."""
+class Bars:
+    """Bars that are gone from the terminal when they end, in whichever thread that is."""
 
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._task: TaskID | None = None
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -25,7 +23,20 @@ class FileProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Returns when they are gone, even where another thread is just ending them."""
         self._progress.stop()
+
+
+class FileProgress(Bars):
+    """Shows the stages of finding, fetching and converting a model: a `ProgressSink`."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        super().__init__(Progress(*columns, console=console, transient=True))
+        self._task: TaskID | None = None
 
     def start(self, stage: str, total: int | None) -> None:
         self.done()

@@ -231,11 +231,17 @@ def test_ctrl_c_lets_streams_finish_and_leaves_no_process(served: Served) -> Non
 
 
 def test_ctrl_c_while_it_starts_is_told_and_leaves_nothing(smollm2: Path, tmp_path: Path) -> None:
-    starting = Served(tmp_path / "log", str(smollm2), "--fake")
+    # with bars, as in a terminal
+    starting = Served(tmp_path / "log", str(smollm2), "--fake", env={"FORCE_COLOR": "1", "TERM": "xterm"})
     until(lambda: starting.census()["gcs"])
     folder = re.search(r"logs: (\S+)", starting.log.read_text())
     assert folder is not None
     assert starting.stop() == 0, starting.log.read_text()
-    assert "stopping" in starting.log.read_text()
+    before, told, after = starting.log.read_text().partition("stopping")
+    assert told
+    # the bar was there, was wiped away, and is not drawn again
+    assert "starting Ray" in before
+    assert before.endswith("\x1b[1A\x1b[2K")
+    assert "starting" not in after
     assert not [process for process in starting.seen.values() if process.is_running()]
     assert not Path(folder[1]).exists()
