@@ -1,17 +1,16 @@
 """`decodefleet serve`: starts everything on this machine, says how it goes, and leaves nothing behind.
 
-The command's own process only guards (`processes.run_guarded`); its child runs `Launcher`: private Redis,
-private Ray cluster, the Serve application. With `--address` the application goes to a Ray cluster that is
-there already. Ray is imported inside, after its environment is set.
+The command's own process only guards, and starts what is lost again (`lives.py`); its child runs `Launcher`:
+private Redis, private Ray cluster, the Serve application. With `--address` the application goes to a Ray
+cluster that is there already. Ray is imported inside, after its environment is set.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
-import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,9 +28,10 @@ from decodefleet.worker.protocol import Failed
 from . import local_ray
 from .config import ConfigError, LoadedConfig, ServeConfig
 from .embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
-from .health import PREFIX, RUNS, forget_address, leave_address, trouble
+from .health import leave_address, trouble
+from .lives import FAILED, HOPELESS, STOPPED, STOPPED_AT_ONCE, UP, Lives
 from .news import NewsReceiver
-from .processes import end_descendants, port_is_free, run_guarded, tell_of_signal
+from .processes import end_descendants, port_is_free, tell_of_signal
 from .startup_view import WorkersView, print_ready
 from .terminal import Bars, FileProgress, print_error
 
@@ -39,8 +39,7 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "decodefleet"
 POLL_S = 0.25
-STOPPED_AT_ONCE = 130
-START_AGAIN = 75
+LOSS = "a part of Ray ended ({})"
 UNSERVED_GRACE_S = 1.0
 
 
@@ -58,24 +57,9 @@ class Interrupted(BaseException):
 
 def serve(loaded: LoadedConfig, console: Console) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError where nothing was started."""
-    _check_address(loaded.config)
-    while (code := _serve_once(loaded.config, console)) == START_AGAIN:
-        console.print("starting again")
-    return code
-
-
-def _serve_once(config: ServeConfig, console: Console) -> int:
-    # short, and not below TMPDIR: the paths of Ray's sockets are limited to 107 characters
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=RUNS))
-    code = run_guarded(lambda: Launcher(config, console, folder).run())
-    forget_address(folder)
-    # one that ended at once had no time to show it again
-    console.show_cursor()
-    if code in (0, STOPPED_AT_ONCE, START_AGAIN) or not (folder / "ray").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-    elif code != 0:
-        console.print(f"logs are in {folder}", soft_wrap=True, highlight=False)
-    return code
+    config = loaded.config
+    _check_address(config)
+    return Lives(lambda folder: Launcher(config, console, folder).run(), console).run()
 
 
 class Launcher:
@@ -103,19 +87,22 @@ class Launcher:
         except Interrupted:
             pass
         except RayLost as loss:
-            return self._finish_without_ray(str(loss))
+            self._finish_without_ray(str(loss))
+            return FAILED
         except Exception as error:
             # native code that a signal interrupts may turn Interrupted into an error of its own
             failure = None if self._stopping else error
             traceback.print_exc()
         if failure is not None:
-            expected = isinstance(failure, ConfigError | ModelError | RedisUnavailable | StartupFailed)
-            print_error(self._console, ("" if expected else f"{type(failure).__name__}: ") + str(failure))
+            print_error(self._console, explained(failure))
         self._stopping = True
         self._stop()
-        return 0 if failure is None else 1
+        if failure is None:
+            return STOPPED
+        # a model's folder may be on a file system that is away for a while
+        return HOPELESS if isinstance(failure, ConfigError) else FAILED
 
-    def _finish_without_ray(self, loss: str) -> int:
+    def _finish_without_ray(self, loss: str) -> None:
         """What runs may finish, for none of it needs Ray; then everything is to be started again."""
         self._stopping = True
         self._console.print(
@@ -125,7 +112,6 @@ class Launcher:
         if self._redis is not None:
             self._redis.stop()
         end_descendants()
-        return START_AGAIN
 
     def _serve(self) -> None:
         config = self._config
@@ -144,6 +130,8 @@ class Launcher:
             while (config.address is None and not view.complete) or not self._is_up(config):
                 self._take_news(news, view)
         self._is_ready = True
+        if config.address is None:
+            (self._folder / UP).touch()
         print_ready(self._console, config)
         while True:
             self._take_news(news, view)
@@ -173,11 +161,22 @@ class Launcher:
             local_ray.prepare(self._folder, config.drain_s, config.tls.pem())
             # each worker claims one CPU, and a machine may have fewer cores than it is told to run workers
             cpus = max(config.most_workers, len(os.sched_getaffinity(0)))
-            local_ray.start(self._folder, cpus, config.host, config.port)
+            local_ray.start(self._folder, cpus)
             self._ray = local_ray.essential_processes()
+            threading.Thread(target=self._watch_start, name="watching the start", daemon=True).start()
+            local_ray.start_serve(config.host, config.port)
         # ray has put a handler of its own for SIGTERM
         self._take_signals()
         self._ray_runs = True
+
+    def _watch_start(self) -> None:
+        """In a thread: without that process, calls that are made of Ray may wait for ever."""
+        while not (self._is_ready or self._stopping):
+            if (name := local_ray.lost(self._ray)) is not None:
+                print_error(self._console, LOSS.format(name))
+                # the guardian ends what is left
+                os._exit(FAILED)
+            time.sleep(POLL_S)
 
     def _deploy(self, config: ServeConfig, news: str) -> None:
         from ray import serve
@@ -195,10 +194,8 @@ class Launcher:
         """Shows what workers say, for a moment. Raises StartupFailed where one fails before all are ready."""
         if self._stopping:
             raise Interrupted
-        if (name := local_ray.lost(self._ray)) is not None:
-            # what is lost before it was up would be lost again
-            loss = f"a part of Ray ended ({name})"
-            raise RayLost(loss) if self._is_ready else StartupFailed(loss)
+        if self._is_ready and (name := local_ray.lost(self._ray)) is not None:
+            raise RayLost(LOSS.format(name))
         for item in news.receive(POLL_S):
             if isinstance(item.news, Failed) and not view.complete:
                 raise StartupFailed(item.news.message)
@@ -209,7 +206,8 @@ class Launcher:
         from ray import serve
 
         status = serve.status().applications[APPLICATION]
-        if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        # UNHEALTHY passes: Serve replaces what did not answer it
+        if status.status == "DEPLOY_FAILED":
             raise StartupFailed(status.message)
         return status.status == "RUNNING" and trouble(config.url) is None
 
@@ -257,6 +255,17 @@ class Launcher:
             os._exit(STOPPED_AT_ONCE)
         self._stopping = True
         raise Interrupted
+
+
+def explained(failure: Exception) -> str:
+    """Our own words; of others also the kind. What failed in a process of Ray's comes without its traceback,
+    which the log has.
+    """
+    if isinstance(failure, ConfigError | ModelError | RedisUnavailable | StartupFailed):
+        return str(failure)
+    cause = getattr(failure, "cause", None)
+    shown = cause if isinstance(cause, Exception) else failure
+    return f"{type(shown).__name__}: {shown}"
 
 
 def detach_output(console: Console, file: Path) -> None:

@@ -6,6 +6,7 @@ that import ray are imported after `prepare` only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -78,11 +79,9 @@ def environment(folder: Path, drain_s: float, pem: bytes | None = None) -> dict[
     }
 
 
-def start(folder: Path, cpus: int, host: str, port: int) -> None:
-    """Starts Ray, and Serve with its HTTP proxy on host:port. `prepare` comes first."""
+def start(folder: Path, cpus: int) -> None:
+    """Starts Ray. `prepare` comes first."""
     import ray
-    from ray import serve
-    from ray.serve.config import HTTPOptions, ProxyLocation
 
     ray.init(
         address="local",
@@ -94,6 +93,13 @@ def start(folder: Path, cpus: int, host: str, port: int) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         _temp_dir=str(folder / "ray"),
     )
+
+
+def start_serve(host: str, port: int) -> None:
+    """Starts Serve with its HTTP proxy on host:port, in the cluster that `start` made."""
+    from ray import serve
+    from ray.serve.config import HTTPOptions, ProxyLocation
+
     serve.start(http_options=HTTPOptions(host=host, port=port), proxy_location=ProxyLocation.HeadOnly)
 
 
@@ -104,18 +110,26 @@ def essential_processes() -> dict[str, psutil.Process]:
 
 def lost(processes: dict[str, psutil.Process]) -> str | None:
     """The name of one that is gone."""
-    for name, process in processes.items():
+    return next((name for name, process in processes.items() if _is_gone(process)), None)
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    try:
         # nobody reaps it: it stays as a zombie
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-            return name
-    return None
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def drain_proxy(limit_s: float) -> None:
     """Nothing new is let in; returns when what runs has finished, or at the limit. Needs nothing of Ray."""
-    proxies = [child for child in psutil.Process().children(recursive=True) if child.name() == "haproxy"]
-    for proxy in proxies:
-        proxy.send_signal(signal.SIGUSR1)
+    proxies = []
+    for child in psutil.Process().children(recursive=True):
+        # all that was Ray's ends in this moment
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == "haproxy":
+                child.send_signal(signal.SIGUSR1)
+                proxies.append(child)
     psutil.wait_procs(proxies, timeout=limit_s)
 
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
+import random
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import psutil
@@ -22,6 +27,13 @@ import psutil
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 2.0
+GUARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOK_S = 0.05
+# where the system takes ports for whoever names none: listeners, and each connection that goes out
+GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# above those that Ray gives its workers, below those of its replicas, and of Kubernetes' nodes
+OWN_PORTS = range(20000, 30000)
+ANY_PORT = 0
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -36,26 +48,53 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def run_guarded(main: Callable[[], int]) -> int:
-    """Runs `main` in a child with a session of its own and returns its exit code, leaving no descendant.
+class Guardian:
+    """Runs functions in children with a session of their own, one after the other, leaving no descendant.
 
-    The caller becomes the guardian: it stays in the terminal's foreground group, passes SIGINT and SIGTERM
-    on to the child only (so that one Ctrl-C does not reach every process of the tree at once), and ends
-    whatever the child leaves behind where the child was killed. Where the guardian is killed, the child gets
-    SIGTERM and stops as usual. Call it before threads are started.
+    It stays in the terminal's foreground group, passes SIGINT and SIGTERM on to the child only (so that one
+    Ctrl-C does not reach every process of the tree at once), and ends whatever a child leaves behind that was
+    killed. Where the guardian is killed, the child gets SIGTERM and stops as usual. Make it before threads
+    are started, once.
+
+    is_told: whether a signal has come, be it while no child was there.
     """
-    guardian = os.getpid()
-    adopt_orphans()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        _run_child(main, guardian)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda number, _frame: _pass_on(child, number))
-    code = _wait_for(child)
-    end_descendants()
-    return code
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self._child: int | None = None
+        adopt_orphans()
+        for signum in GUARDED_SIGNALS:
+            signal.signal(signum, self._on_signal)
+
+    def run(self, main: Callable[[], int]) -> int:
+        """The exit code of `main`; 128 + signal where one ended it."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        guardian = os.getpid()
+        # one that comes between is for the child, which has no handlers yet, or for us, who know no child yet
+        signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED_SIGNALS)
+        child = os.fork()
+        if child == 0:
+            _run_child(main, guardian)
+        self._child = child
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GUARDED_SIGNALS)
+        code = _wait_for(child)
+        self._child = None
+        end_descendants()
+        return code
+
+    def pause(self, limit_s: float) -> bool:
+        """Waits, but no longer than until a signal comes; answers whether none has."""
+        give_up = time.monotonic() + limit_s
+        while not self.is_told and (left_s := give_up - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_S))
+        return not self.is_told
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.is_told = True
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGTERM if signum == signal.SIGHUP else signum)
 
 
 def tell_of_signal(tell: Callable[[], None]) -> None:
@@ -97,14 +136,23 @@ def end_processes(processes: Iterable[psutil.Process], grace_s: float = GRACE_S)
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Distinct ports that are free now."""
+    """Distinct ports that are free now, and that nobody gets who asks the system for any: whoever is told one
+    may take seconds until he listens there, and what starts meanwhile opens dozens.
+    """
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
+        for port in _ports_to_try():
             listener = stack.enter_context(socket.socket())
-            listener.bind((host, 0))
+            try:
+                listener.bind((host, port))
+            except OSError:
+                if port == ANY_PORT:
+                    raise
+                continue
             ports.append(int(listener.getsockname()[1]))
-        return ports
+            if len(ports) == count:
+                break
+    return ports
 
 
 def port_is_free(host: str, port: int) -> bool:
@@ -125,6 +173,10 @@ def _run_child(main: Callable[[], int], guardian: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GUARDED_SIGNALS)
         adopt_orphans()
         die_with_parent(guardian, signal.SIGTERM)
         code = main()
@@ -139,11 +191,6 @@ def _run_child(main: Callable[[], int], guardian: int) -> NoReturn:
         os._exit(code)
 
 
-def _pass_on(child: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGTERM if signum == signal.SIGHUP else signum)
-
-
 def _wait_for(child: int) -> int:
     """The child's exit code (128 + signal where one ended it); reaps adopted orphans meanwhile."""
     while True:
@@ -151,6 +198,14 @@ def _wait_for(child: int) -> int:
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
+
+
+def _ports_to_try() -> Iterator[int]:
+    """In any order, so that two who look at once do not find the same; endless."""
+    lowest, highest = (int(word) for word in GIVEN_PORTS.read_text().split())
+    own = [port for port in OWN_PORTS if not lowest <= port <= highest]
+    yield from random.SystemRandom().sample(own, len(own))
+    yield from itertools.repeat(ANY_PORT)
 
 
 def _prctl(option: int, argument: int) -> None:

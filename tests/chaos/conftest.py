@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,16 @@ def cluster(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What fails is told with the server's last words: its log goes with the run."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        report.sections.append((f"end of {cluster.served.log}", cluster.last_words()))
+    return report
 
 
 def write_tiny(folder: Path, tokenizer: Path) -> str:

@@ -13,12 +13,13 @@ import psutil
 import pytest
 from waiting import until
 
+from decodefleet.cluster import processes
 from decodefleet.cluster.processes import end_processes, free_ports, port_is_free
 
 # a child that starts a grandchild in a session of its own, orphaned at once: what supervisors leave behind
 PROGRAM = """
 import os, pathlib, signal, subprocess, sys, time
-from decodefleet.cluster.processes import run_guarded
+from decodefleet.cluster.processes import Guardian
 
 folder = pathlib.Path(sys.argv[1])
 
@@ -32,7 +33,7 @@ def main():
         return 3
     time.sleep(1000)
 
-sys.exit(run_guarded(main))
+sys.exit(Guardian().run(main))
 """
 
 
@@ -89,6 +90,31 @@ def test_free_ports_are_distinct_and_free() -> None:
     ports = free_ports(8)
     assert len(set(ports)) == 8
     assert all(port_is_free("127.0.0.1", port) for port in ports)
+
+
+def test_free_ports_are_not_given_to_others_meanwhile() -> None:
+    lowest, highest = (int(word) for word in processes.GIVEN_PORTS.read_text().split())
+    assert not [port for port in free_ports(50) if lowest <= port <= highest]
+
+
+def test_a_port_in_use_is_no_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = free_ports(2)
+    monkeypatch.setattr(processes, "OWN_PORTS", (first, second))
+    with socket.create_server(("127.0.0.1", first)):
+        assert free_ports(1) == [second]
+
+
+def test_ports_are_free_where_the_system_gives_all_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GIVEN_PORTS", tmp_path / "range")
+    (tmp_path / "range").write_text("1024\t65535\n")
+    assert all(port_is_free("127.0.0.1", port) for port in free_ports(4))
+
+
+def test_ports_of_another_machine_are_an_error() -> None:
+    with pytest.raises(OSError, match="assign"):
+        free_ports(1, "203.0.113.1")
 
 
 def test_a_port_that_is_listened_on_is_not_free() -> None:

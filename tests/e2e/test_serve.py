@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -209,6 +210,27 @@ def test_a_killed_scheduler_is_replaced_and_requests_go_on(served: Served) -> No
     until(lambda: served.named("ServeReplica:decodefleet:scheduler"))
     until(lambda: served.answers("/ready"))
     until(lambda: len(incarnations(served)) == 2)
+
+
+def test_a_start_that_fails_after_a_lost_raylet_is_tried_again(served: Served) -> None:
+    (raylet,) = served.census()["raylet"]
+    raylet.kill()
+
+    def take_port() -> socket.socket | None:
+        try:
+            return socket.create_server(("127.0.0.1", served.port))
+        except OSError:
+            return None
+
+    # somebody else has it for a while
+    with until(take_port) as server:
+        assert server is not None
+        until(lambda: "starting again in" in served.log.read_text())
+    served.wait_ready()
+    assert chat(served, max_tokens=2)["usage"]["completion_tokens"] == 2
+    until(lambda: served.log.read_text().count("ready at") == 2)
+    said = " ".join(served.log.read_text().split())
+    assert f"(Address already in use) for [127.0.0.1:{served.port}]" in said
 
 
 def test_ctrl_c_lets_streams_finish_and_leaves_no_process(served: Served) -> None:

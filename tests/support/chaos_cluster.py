@@ -26,7 +26,10 @@ from served import Served, command_line
 from decodefleet.cluster.directory.keys import Keys
 
 MODEL = "tiny"
+# a machine at ten times its cores still meets them: one part started again, and everything, models included
 SETTLE_S = 90.0
+ALL_ANEW_S = 300.0
+LOG_LINES = 40
 PATIENCE_S = 240.0
 # a pause that a client may notice
 NOTICED_S = 0.25
@@ -54,7 +57,8 @@ class Scenario:
     """strike: does the harm, in a thread; says what it did.
 
     streams: what those may do that went through what was killed. moves: whether some must have gone on at
-    another worker, or the harm hit nothing. ranks: how many a worker must have for it.
+    another worker, or the harm hit nothing. ranks: how many a worker must have for it. settle_s: how
+    soon all must be as before.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Scenario:
     streams: str = GOES_ON
     moves: bool = False
     ranks: int = 1
+    settle_s: float = SETTLE_S
 
 
 @dataclass
@@ -116,13 +121,24 @@ class Cluster:
         self.wire.start()
         self.served.wait_ready()
         if wrong := wait_settled(self):
-            raise TimeoutError(f"after the start: {wrong}")
+            raise TimeoutError(f"after the start: {wrong}\n{self.last_words()}")
         self._blocks = fleet_metrics(self.served.url)["decodefleet_kv_blocks"]
 
     def stop(self) -> int:
-        code = self.served.stop()
+        code = self.served.process.poll()
+        if code is None:
+            code = self.served.stop()
         self.wire.stop()
         return code
+
+    def last_words(self) -> str:
+        """Of the command: why it started again, and where it left logs."""
+        return "\n".join(self.served.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+    def end(self) -> list[str]:
+        """That the command has ended, where it has."""
+        code = self.served.process.poll()
+        return [] if code is None else [f"the server ended with {code}"]
 
     def of(self, role: str) -> list[psutil.Process]:
         return self.served.census()[role]
@@ -191,6 +207,8 @@ def flag(name: str, value: object) -> list[str]:
 
 def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outcome:
     """One scenario, once. Times and victims are the seed's; streams go on for as long as it is being done."""
+    if gone := cluster.end():
+        raise RuntimeError(f"before {scenario.name}: {gone}")
     rng = random.Random(f"{scenario.name} {seed}")
     requests, expected = cluster.peaceful(seed, count)
     outcome = Outcome(scenario.name, "", rng.uniform(0.7, 1.5))
@@ -215,8 +233,13 @@ def disturb(cluster: Cluster, scenario: Scenario, seed: int, count: int) -> Outc
     for transcript in transcripts:
         judge(transcript, expected[transcript.request.number], scenario, outcome)
         outcome.silences += [pause for pause in [transcript.silence_after(struck)] if pause > NOTICED_S]
-    outcome.faults += [f"left over: {what}" for what in wait_settled(cluster)]
+    left = wait_settled(cluster, scenario.settle_s)
     outcome.settled_s = time.monotonic() - ended
+    if left:
+        # the rest would ask what does not answer
+        left += cluster.end()
+        outcome.faults += [f"left over after {outcome.settled_s:.0f} s: {what}" for what in left]
+        return outcome
     if scenario.streams != BREAKS and not outcome.equal:
         outcome.faults.append("no stream came to its end")
     outcome.moved = max(0, cluster.moved() - moved)
@@ -246,10 +269,10 @@ def residue(seen: Counter[str]) -> dict[str, float]:
     return {name: value for name, value in left.items() if value}
 
 
-def wait_settled(cluster: Cluster) -> list[str]:
+def wait_settled(cluster: Cluster, limit_s: float = SETTLE_S) -> list[str]:
     """What is not as at the start after all patience; empty as soon as all is."""
-    give_up = time.monotonic() + SETTLE_S
-    while (wrong := cluster.unsettled()) and time.monotonic() < give_up:
+    give_up = time.monotonic() + limit_s
+    while (wrong := cluster.unsettled()) and time.monotonic() < give_up and not cluster.end():
         time.sleep(0.1)
     return wrong
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import psutil
-from chaos_cluster import BREAKS, SOME_BREAK, Cluster, Scenario
+from chaos_cluster import ALL_ANEW_S, BREAKS, SOME_BREAK, Cluster, Scenario
 from chaos_redeploy import redeploy
 from waiting import until
 
@@ -133,6 +133,6 @@ SCENARIOS = (
     Scenario("router", kill("router"), streams=SOME_BREAK),
     Scenario("proxy", kill("proxy"), streams=BREAKS),
     # the last: they start all anew
-    Scenario("gcs", kill("gcs"), streams=BREAKS),
-    Scenario("raylet", kill("raylet"), streams=BREAKS),
+    Scenario("gcs", kill("gcs"), streams=BREAKS, settle_s=ALL_ANEW_S),
+    Scenario("raylet", kill("raylet"), streams=BREAKS, settle_s=ALL_ANEW_S),
 )
