@@ -31,8 +31,14 @@ EPILOG = (
     "that before the file."
 )
 
+FIRST_STEPS = (
+    "Start with decodefleet serve; http://127.0.0.1:8000 then shows the fleet and a playground in a browser. "
+    "decodefleet COMMAND --help tells what a command can be told."
+)
+
 app = Commands(
     name="decodefleet",
+    epilog=FIRST_STEPS,
     help="Serve large language models from a cluster of GPUs, or from one CPU.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -87,7 +93,12 @@ def _load(model: str | None, file: Path | None, flags: dict[str, Any]) -> Loaded
 
 
 def _serve(model: Model = None, config: ConfigFile = None, **flags: Any) -> None:
-    """Serve a model behind an OpenAI-compatible endpoint, on this machine or on a Ray cluster."""
+    """Serve a model behind an OpenAI-compatible endpoint, on this machine or on a Ray cluster.
+
+    Without options: a small model, fetched once, at http://127.0.0.1:8000. Ctrl-C stops it.
+
+    Example: decodefleet serve ./my-model --workers 2 --port 8123
+    """
     loaded = _load(model, config, flags)
     from .launcher import serve
 
@@ -167,7 +178,12 @@ def _plan(
     config: ConfigFile = None,
     **flags: Any,
 ) -> None:
-    """Show what a model takes of the memory: weights, KV cache, and how many tokens fit."""
+    """Show what a model takes of the memory: weights, KV cache, and how many tokens fit.
+
+    Its config.json is enough, and no GPU need be there.
+
+    Example: decodefleet plan ./config.json --gpu-memory-gib 80 --tensor-parallel-size 8
+    """
     from .plan_view import PlanOptions, advice, find_model, make_plan, measured, plan_table
     from .terminal import FileProgress
 

@@ -94,7 +94,7 @@ class ServeConfig(Frozen):
     )
 
     workers: int = _option(1, "Cluster", "number of model replicas", ge=1, le=1024)
-    routers: int = _option(1, "Cluster", "number of router replicas", ge=1, le=256)
+    routers: int = _option(1, "Cluster", "number of routers, which answer HTTP and tokenize", ge=1, le=256)
     policy: PolicyName = _option(
         "cost",
         "Cluster",

@@ -41,6 +41,8 @@ def new(
     """Make a key, add its hash to the file, and print it: it cannot be found out afterwards.
 
     Several keys may name one tenant; its limits are theirs together and should be the same on each.
+
+    Example: decodefleet keys new keys.txt --tenant search; then serve with --api-key-file keys.txt
     """
     from pydantic import ValidationError
 

@@ -37,12 +37,12 @@ Positive = Annotated[float, Field(gt=0)]
 class SimulateOptions(Frozen):
     """One run per policy."""
 
-    trace: Path = _option(..., LOAD, "requests to replay: Mooncake .jsonl or Azure .csv")
+    trace: Path = _option(..., LOAD, "requests to replay, always needed: Mooncake .jsonl or Azure .csv")
     requests: int | None = _option(None, LOAD, "only the first so many", ge=1)
     skip: int = _option(0, LOAD, "leave out so many at the start", ge=0)
     trace_speed: Positive = _option(1.0, LOAD, "2 replays the trace twice as fast")
     rate: float | None = _option(None, LOAD, "requests per second on average, instead of --trace-speed", gt=0)
-    copies: int = _option(1, LOAD, "as many populations of users, with no prefix in common", ge=1)
+    copies: int = _option(1, LOAD, "play it so many times at once, for users with no common prefix", ge=1)
     max_queue: int = _option(1024, LOAD, "requests that may wait in the scheduler; more are refused", ge=0)
     ttft_target_ms: Positive = _option(2000.0, LOAD, "time to first token that counts as good")
     tpot_target_ms: Positive = _option(100.0, LOAD, "time per further token that counts as good")
@@ -57,7 +57,9 @@ class SimulateOptions(Frozen):
     step_time: Path | None = _option(
         None, FLEET, "JSON with a real run's base, prefill_token, kv_token, sequence (s) instead of --gpu's"
     )
-    kv_tokens: int | None = _option(None, FLEET, "KV pool of a worker in tokens; what fits the GPU", ge=1)
+    kv_tokens: int | None = _option(
+        None, FLEET, "KV pool of a worker in tokens; what fits the GPU if not given", ge=1
+    )
     block_size: int = _option(
         64, FLEET, "tokens per KV block; divides 512; smaller is closer to life, and slower", ge=1
     )

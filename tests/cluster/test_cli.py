@@ -74,6 +74,19 @@ def test_help_fits_a_terminal_and_shows_no_type_of_a_switch(run, command: str) -
     assert not re.search(r"<[a-z0-9]+\|", out)
 
 
+@pytest.mark.parametrize("command", ["serve", "plan", "simulate", "keys new"])
+def test_an_example_in_help_is_one_that_is_understood(run, command: str) -> None:
+    help_ = " ".join(run(*command.split(), "--help").out.split())
+    found = re.search(r"Example: decodefleet (.*?)(?:;| With | ╭)", help_)
+    assert found is not None
+    words = found[1].split()
+    assert " ".join(words).startswith(command)
+    # a flag that is misspelt is told in place of the help
+    assert run(*words, "--help").status == 0
+    for flag in (word for word in words if word.startswith("--")):
+        assert f" {flag} " in help_, flag
+
+
 def test_version(run) -> None:
     assert run("--version").out.startswith("decodefleet 0.")
 
