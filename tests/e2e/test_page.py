@@ -330,6 +330,22 @@ def test_a_stream_that_breaks_off_is_told(stack: Any, open_page: Callable[..., P
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
+def test_what_came_of_a_stream_that_broke_off_stays(stack: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{stack.url}#playground")
+    expect(page.get_by_label("Model")).to_have_value("tiny")
+    piece = {"id": "chatcmpl-1", "choices": [{"delta": {"content": "Once upon"}, "finish_reason": None}]}
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(piece)}\n\n"),
+    )
+    say(page, "a story")
+    failed = page.locator(".message.failed")
+    expect(failed.locator(".text")).to_have_text("Once upon")
+    expect(failed).to_contain_text("the stream broke off")
+    # it was answered, if not to the end
+    expect(page.get_by_label("Message", exact=True)).to_have_value("")
+
+
 def test_what_was_refused_can_be_sent_again(stack: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{stack.url}#playground")
     expect(page.get_by_label("Model")).to_have_value("tiny")

@@ -18,7 +18,7 @@ export async function getJson(path, signal) {
   return response.json();
 }
 
-/** The `data` of each event of a POST's answer, parsed; ends with [DONE]. Throws Failure for an error inside. */
+/** The `data` of each event of a POST's answer, parsed. Throws Failure for an error inside, or no [DONE] at the end. */
 export async function* stream(path, body, signal) {
   const response = await ask(path, {
     method: "POST", signal, body: JSON.stringify(body), headers: { "content-type": "application/json" },
@@ -29,6 +29,7 @@ export async function* stream(path, body, signal) {
     if (parsed.error) throw new Failure(parsed.error.message, response.status);
     yield parsed;
   }
+  throw new Failure("the stream broke off", response.status);
 }
 
 async function ask(path, options) {
