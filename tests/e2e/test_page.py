@@ -167,14 +167,19 @@ def test_pointing_at_a_chart_reads_its_values(stack: Any, open_page: Callable[..
         points = [{"at": seen["at"] - 250 + 50 * n, "running": n, **counts, **blank} for n in range(6)]
         seen["history"]["points"] = points
 
-    page = open_page(stack.url, lambda page: overview_with(page, measured))
+    narrow = {"width": 360, "height": 800}
+    page = open_page(stack.url, lambda page: overview_with(page, measured), viewport=narrow)
     figure = page.locator("figure", has_text="Sequences")
     chart = figure.get_by_role("img")
     expect(figure.locator(".legend")).to_have_text("running5waiting0queued0")
+    chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     assert box is not None
     chart.hover(position={"x": box["width"] / 2, "y": 40})
-    expect(figure.locator(".legend")).to_contain_text(re.compile(r"running[23]waiting0queued0\d+:\d\d"))
+    expect(figure.locator(".legend")).to_have_text(re.compile(r"running[123]waiting0queued0"))
+    expect(figure.locator(".when")).to_have_text(re.compile(r"\d+:\d\d"))
+    # nothing moves under the pointer, however narrow
+    assert chart.bounding_box() == box
     expect(chart.locator(".cross")).to_have_count(1)
     page.mouse.move(0, 0)
     expect(chart.locator(".cross")).to_have_count(0)

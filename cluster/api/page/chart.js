@@ -16,7 +16,9 @@ export class LineChart {
     this.at = null;
     this.svg = svg("svg", { role: "img" });
     this.legend = el("div", { class: "legend" });
-    this.figure = el("figure", {}, el("figcaption", {}, el("strong", {}, title), this.legend), this.svg);
+    // beside the title, where there is room: the chart must not move while somebody points at it
+    this.when = el("span", { class: "hint when" });
+    this.figure = el("figure", {}, el("figcaption", {}, el("div", {}, el("strong", {}, title), this.when), this.legend), this.svg);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => { this.at = null; this.draw(); });
     new ResizeObserver(() => this.draw()).observe(this.svg);
@@ -87,7 +89,7 @@ export class LineChart {
     this.legend.replaceChildren(...this.series.map((line, number) =>
       el("span", { class: "key" }, el("span", { class: `swatch c${number + 1}` }), line.name,
         el("b", {}, this.format(point ? line.value(point) : null)))));
-    if (this.at) this.legend.append(el("span", {}, new Date(this.at.at * 1000).toLocaleTimeString()));
+    this.when.textContent = this.at ? new Date(this.at.at * 1000).toLocaleTimeString() : "";
   }
 }
 
