@@ -1,7 +1,8 @@
 """Remembers what the policy needs to be steady: requests, what was wanted of late, how long starts take.
 
 More workers are asked for at once; fewer only when fewer, with some load to spare, would have been enough for
-long, or less long the surer it is that the load falls, and not while some are still to come.
+long, or less long the surer it is that the load falls; not while some are still to come, and not soon after
+a rise was taken back before.
 Synchronous, time passed in; knows no Ray.
 """
 
@@ -19,6 +20,8 @@ from .replay import WorkerModel
 SPARE = 1.05
 # starts; what has not come by then does not keep others from going
 PATIENCE = 5.0
+# holds from one let-go that follows a rise to the next: noise takes fewer turns than two in so long
+TURNS_APART = 2.5
 # of a new measurement of how long a start takes
 _GAIN = 0.5
 
@@ -41,6 +44,8 @@ class Autoscaler:
         self._lean: deque[tuple[float, int]] = deque()
         self._short_since: float | None = None
         self._began: float | None = None
+        # whether the last change was for more; when one for fewer last followed such a one
+        self._rose, self._turned_at = False, float("-inf")
         self._ordered_at: float | None = None
 
     def asked(self, request: Asked) -> None:
@@ -82,6 +87,7 @@ class Autoscaler:
             lean = wanted_workers(snapshot, asked, config, spare=SPARE).workers
         self._remember(now, max(lean, wanted.workers))
         if wanted.workers > target:
+            self._rose = True
             self._ordered_at = now if self._ordered_at is None else self._ordered_at
             return Decision(wanted.workers, wanted)
         # where nobody has asked for `idle_s`, that was hold enough
@@ -89,11 +95,20 @@ class Autoscaler:
         enough = max(workers for at, workers in self._lean if at >= now - hold_s)
         if enough >= target:
             return Decision(config.bounded(target), wanted)
+        held = self._held(now, target, workers, hold_s)
+        if held is None and self._rose:
+            self._rose, self._turned_at = False, now
+        return Decision(target if held else config.bounded(enough), wanted, held)
+
+    def _held(self, now: float, target: int, workers: int, hold_s: float) -> str | None:
+        assert self._began is not None
         if self._awaits(now, target, workers):
-            return Decision(target, wanted, "pending")
+            return "pending"
         if now - self._began < hold_s:
-            return Decision(target, wanted, "young")
-        return Decision(config.bounded(enough), wanted)
+            return "young"
+        if self._rose and now - self._turned_at < TURNS_APART * hold_s:
+            return "turned"
+        return None
 
     def _awaits(self, now: float, target: int, workers: int) -> bool:
         if workers >= target:

@@ -11,6 +11,10 @@ from typing import NamedTuple
 MOST = 3000
 # work is summed up in slots, of so long a past
 SLOT_S, TREND_S = 5.0, 240.0
+# slots that are judged as one, so that some seconds of more requests are noise and no news
+TOGETHER = 4
+# variances of a slope: what a load without one falls by once in twenty times (t² of 10 degrees of freedom)
+SURE = 3.3
 
 
 class Asked(NamedTuple):
@@ -59,8 +63,8 @@ class Demand:
 
 
 class Trend(NamedTuple):
-    """growth: work per second that is expected when a new worker serves, against that of late; 1 or more.
-    falls: how sure it is that work becomes less, 0 to 1."""
+    """growth: work per second that is expected when a new worker serves, against that of late; below 1 only
+    where that of late was partly chance. falls: how sure it is that work becomes less, 0 to 1."""
 
     growth: float = 1.0
     falls: float = 0.0
@@ -70,19 +74,33 @@ def trend(work: Sequence[int], recent_s: float, ahead_s: float) -> Trend:
     """work: per slot, oldest first, of which the last `recent_s` are what is replayed.
 
     A straight line by least squares, of whose slope as much is believed as stands out from what the line
-    leaves over (James and Stein's shrinkage): noise has no slope, however steep it looks.
+    leaves over (James and Stein's shrinkage): noise has no slope, however steep it looks. Of what the last
+    `recent_s` have beside the line as much is believed likewise: the rest was chance and does not come again.
     """
-    count, recent = len(work), round(recent_s / SLOT_S)
+    span_s = SLOT_S * TOGETHER
+    work = _summed(work, TOGETHER)
+    count, recent = len(work), max(1, round(recent_s / span_s))
     level = sum(work[-recent:]) / recent
-    if count < recent or not level:
+    if count < max(3, recent) or not level:
         return Trend()
     middle, mean = (count - 1) / 2, sum(work) / count
     spread = count * (count * count - 1) / 12
     slope = sum((slot - middle) * one for slot, one in enumerate(work)) / spread
-    if not slope:
-        return Trend()
     left_over = sum((one - mean - slope * (slot - middle)) ** 2 for slot, one in enumerate(work))
-    believed = max(0.0, 1 - left_over / (count - 2) / spread / slope**2)
-    if slope < 0:
-        return Trend(falls=believed)
-    return Trend(growth=1.0 + believed * slope * (recent / 2 + ahead_s / SLOT_S) / level)
+    noise = left_over / (count - 2)
+    sloped = slope * _believed(slope, noise / spread)
+    line = mean + sloped * (middle - (recent - 1) / 2)
+    beside = level - line
+    now = line + beside * _believed(beside, noise / recent)
+    soon = now + max(0.0, sloped) * (recent / 2 + ahead_s / span_s)
+    return Trend(soon / level, _believed(slope, SURE * noise / spread) if slope < 0 else 0.0)
+
+
+def _believed(seen: float, variance: float) -> float:
+    """How much of it is more than chance of such a variance makes, 0 to 1."""
+    return max(0.0, 1 - variance / seen**2) if seen else 0.0
+
+
+def _summed(work: Sequence[int], together: int) -> list[int]:
+    """Sums of so many slots each, of which the newest is whole."""
+    return [sum(work[at : at + together]) for at in range(len(work) % together, len(work), together)]

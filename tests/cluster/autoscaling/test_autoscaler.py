@@ -15,16 +15,16 @@ def noisy(rate: float, seed: int):
     return lambda at: levels[int(at // 20)]
 
 
-@pytest.mark.parametrize("rate", [6.0, 8.0])
-def test_noise_does_not_swing_it(make, rate):
-    """Two turns in ten minutes at most on average; 2.4 where chance and a load between two numbers meet."""
+@pytest.mark.parametrize(("rate", "seeds"), [(6.0, 20), (8.0, 8)])
+def test_noise_does_not_swing_it(make, rate, seeds):
+    """Two turns in ten minutes at most, whatever the seed, and fewer than one on average."""
     turns = []
-    for seed in range(8):
+    for seed in range(seeds):
         points = [point for point in make.follow(noisy(rate, seed), 1800.0, seed) if point.at > 300]
         assert all(rate / 2 <= point.target <= rate for point in points)
         turns.append(make.turns(points) / 2.5)
-    assert sum(turns) / len(turns) <= 2
-    assert max(turns) <= 2.4
+    assert sum(turns) / len(turns) < 1
+    assert max(turns) <= 2
 
 
 def test_a_sure_fall_is_followed_sooner_than_noise(make):
@@ -86,6 +86,22 @@ def test_nothing_is_let_go_by_one_who_has_just_begun(make):
     assert (decide(0.0).target, decide(0.0).held) == (4, "young")
     assert decide(99.0).target == 4
     assert decide(101.0).target == 1
+
+
+def test_a_rise_is_not_taken_back_twice_in_a_short_time(make):
+    """Two backlogs 150 s apart: the second's workers stay until 2.5 holds after the first's went."""
+    autoscaler, target, moves = Autoscaler(make.config(hold_s=100.0)), 1, []
+    for second in range(5, 700, 5):
+        now = float(second)
+        autoscaler.asked(make.asked(now - 1.0))
+        backlog_s = 100.0 if second in (150, 300) else 0.0
+        decision = autoscaler.decide(
+            now, target=target, workers=target, open_requests=1, backlog_s=backlog_s, model=make.model
+        )
+        if decision.target != target:
+            moves.append((now, decision.target))
+        target = decision.target
+    assert moves == [(150.0, 4), (255.0, 1), (300.0, 4), (505.0, 1)]
 
 
 def test_starts_are_timed(make):

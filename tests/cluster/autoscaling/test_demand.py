@@ -60,8 +60,32 @@ def test_a_ramp_is_continued(make):
 
 def test_decline_is_told_and_not_continued(make):
     found = trend(worked(make.poisson(lambda at: 34 - at / 10, 240.0), 240.0), 60.0, 60.0)
-    assert found.growth == 1.0
+    assert found.growth == pytest.approx(1.0, abs=0.05)
     assert found.falls > 0.9
+
+
+def test_noise_is_no_sure_fall(make):
+    """Above nothing once in twenty times, and then by little."""
+    steady = [worked(make.poisson(lambda at: 10.0, 240.0, seed), 240.0) for seed in range(100)]
+    falls = [trend(work, 60.0, 60.0).falls for work in steady]
+    assert sum(one > 0 for one in falls) <= 10
+    assert sum(falls) / len(falls) < 0.02
+
+
+def test_a_chance_peak_is_not_expected_to_last(make):
+    """Ten a second, and the last minute by chance the highest of 40: less is expected than it had."""
+    steady = [worked(make.poisson(lambda at: 10.0, 240.0, seed), 240.0) for seed in range(200)]
+    found = []
+    for first in range(0, 200, 40):
+        peak = max(steady[first : first + 40], key=lambda work: sum(work[-12:]) / sum(work))
+        found.append(trend(peak, 60.0, 0.0).growth)
+    assert sum(found) / len(found) < 0.99
+
+
+def test_a_step_is_believed(make):
+    """Twice as much for a minute: that it stays so, or more."""
+    work = worked(make.poisson(lambda at: 10.0 if at < 180 else 20.0, 240.0), 240.0)
+    assert trend(work, 60.0, 60.0).growth > 0.95
 
 
 def test_a_short_past_has_no_trend(make):
