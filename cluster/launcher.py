@@ -29,7 +29,7 @@ from . import local_ray
 from .config import ConfigError, LoadedConfig, ServeConfig
 from .embedded_redis import EmbeddedRedis, RedisUnavailable, check_redis
 from .health import leave_address, trouble
-from .lives import FAILED, HOPELESS, STOPPED, STOPPED_AT_ONCE, UP, Lives
+from .lives import FAILED, STOPPED, STOPPED_AT_ONCE, UP, Lives
 from .news import NewsReceiver
 from .processes import end_descendants, port_is_free, tell_of_signal
 from .startup_view import WorkersView, print_ready
@@ -97,10 +97,7 @@ class Launcher:
             print_error(self._console, explained(failure))
         self._stopping = True
         self._stop()
-        if failure is None:
-            return STOPPED
-        # a model's folder may be on a file system that is away for a while
-        return HOPELESS if isinstance(failure, ConfigError) else FAILED
+        return STOPPED if failure is None else FAILED
 
     def _finish_without_ray(self, loss: str) -> None:
         """What runs may finish, for none of it needs Ray; then everything is to be started again."""

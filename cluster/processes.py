@@ -67,17 +67,24 @@ class Guardian:
             signal.signal(signum, self._on_signal)
 
     def run(self, main: Callable[[], int]) -> int:
-        """The exit code of `main`; 128 + signal where one ended it."""
+        """The exit code of `main`; 128 + signal where one ended it, be it before it began.
+
+        Raises OSError where no child can be forked.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
         guardian = os.getpid()
         # one that comes between is for the child, which has no handlers yet, or for us, who know no child yet
         signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED_SIGNALS)
-        child = os.fork()
-        if child == 0:
-            _run_child(main, guardian)
-        self._child = child
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, GUARDED_SIGNALS)
+        try:
+            if self.is_told:
+                return 128 + signal.SIGTERM
+            child = os.fork()
+            if child == 0:
+                _run_child(main, guardian)
+            self._child = child
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, GUARDED_SIGNALS)
         code = _wait_for(child)
         self._child = None
         end_descendants()
@@ -145,9 +152,10 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             listener = stack.enter_context(socket.socket())
             try:
                 listener.bind((host, port))
-            except OSError:
-                if port == ANY_PORT:
+            except OSError as error:
+                if port == ANY_PORT or error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise
+                listener.close()
                 continue
             ports.append(int(listener.getsockname()[1]))
             if len(ports) == count:

@@ -1,6 +1,6 @@
 """Folders of processes: gone with their owner's `close`, or swept up by the next one where it was killed.
 
-Each is held by a lock for as long as its owner lives. The paths are short enough for sockets.
+Each is held by a lock for as long as its owner lives. By default paths are short enough for sockets.
 """
 
 from __future__ import annotations

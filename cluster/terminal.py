@@ -27,7 +27,9 @@ class Bars:
 
     def end(self) -> None:
         """Returns when they are gone, even where another thread is just ending them."""
-        self._progress.stop()
+        # it prints an empty line each time where there is no terminal
+        if self._progress.live.is_started:
+            self._progress.stop()
 
 
 class FileProgress(Bars):

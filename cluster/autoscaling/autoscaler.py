@@ -104,7 +104,7 @@ class Autoscaler:
         assert self._began is not None
         if self._awaits(now, target, workers):
             return "pending"
-        if now - self._began < hold_s:
+        if now - self._began < self.config.hold_s:
             return "young"
         if self._rose and now - self._turned_at < TURNS_APART * hold_s:
             return "turned"

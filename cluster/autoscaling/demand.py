@@ -13,8 +13,11 @@ MOST = 3000
 SLOT_S, TREND_S = 5.0, 240.0
 # slots that are judged as one, so that some seconds of more requests are noise and no news
 TOGETHER = 4
-# variances of a slope: what a load without one falls by once in twenty times (t² of 10 degrees of freedom)
-SURE = 3.3
+# variances of a slope: what a load without one falls by once in twenty times (t² of 10 degrees of freedom,
+# which about so many sums leave)
+SURE, ENOUGH = 3.3, 11
+# of what was asked of late, so much is expected in any case: chance is not more
+LEAST = 0.9
 
 
 class Asked(NamedTuple):
@@ -76,12 +79,13 @@ def trend(work: Sequence[int], recent_s: float, ahead_s: float) -> Trend:
     A straight line by least squares, of whose slope as much is believed as stands out from what the line
     leaves over (James and Stein's shrinkage): noise has no slope, however steep it looks. Of what the last
     `recent_s` have beside the line as much is believed likewise: the rest was chance and does not come again.
+    Bounded both ways, for past a cliff the line is far off.
     """
     span_s = SLOT_S * TOGETHER
     work = _summed(work, TOGETHER)
-    count, recent = len(work), max(1, round(recent_s / span_s))
-    level = sum(work[-recent:]) / recent
-    if count < max(3, recent) or not level:
+    recent = work[-max(1, round(recent_s / span_s)) :]
+    count, level = len(work), sum(recent) / max(1, len(recent))
+    if count < max(3, round(recent_s / span_s)) or not level:
         return Trend()
     middle, mean = (count - 1) / 2, sum(work) / count
     spread = count * (count * count - 1) / 12
@@ -89,11 +93,13 @@ def trend(work: Sequence[int], recent_s: float, ahead_s: float) -> Trend:
     left_over = sum((one - mean - slope * (slot - middle)) ** 2 for slot, one in enumerate(work))
     noise = left_over / (count - 2)
     sloped = slope * _believed(slope, noise / spread)
-    line = mean + sloped * (middle - (recent - 1) / 2)
+    line = mean + sloped * (middle - (len(recent) - 1) / 2)
     beside = level - line
-    now = line + beside * _believed(beside, noise / recent)
-    soon = now + max(0.0, sloped) * (recent / 2 + ahead_s / span_s)
-    return Trend(soon / level, _believed(slope, SURE * noise / spread) if slope < 0 else 0.0)
+    now = line + beside * _believed(beside, noise / len(recent))
+    now = max(min(now, max(recent)), LEAST * level)
+    soon = now + max(0.0, sloped) * (len(recent) / 2 + ahead_s / span_s)
+    sure = slope < 0 and count >= ENOUGH
+    return Trend(soon / level, _believed(slope, SURE * noise / spread) if sure else 0.0)
 
 
 def _believed(seen: float, variance: float) -> float:

@@ -249,7 +249,7 @@ class Admission:
     def _keep_pace(self, model: str, now: float) -> None:
         """Run the clock of a model's queue while somebody waits for workers that are there."""
         if self.queue.classes(model) and self._fleet.serving(model, now):
-            running = self._placer.ledger.sequences(model).total()
+            running = self._placer.ledger.requests(model)
             self._pace.setdefault(model, Pace()).waits(now, running)
         elif (pace := self._pace.get(model)) is not None:
             pace.rests(now)

@@ -20,18 +20,19 @@ class Pace:
         self._since: float | None = None
 
     def waits(self, now: float, running: int) -> None:
-        """Somebody waits for one of those that run to end.
+        """Somebody waits for one of the `running` requests to end.
 
         What was known counts for as many as run, all of which may have begun just now: that none of them ends
         for as long as an answer takes does not say that the queue stands still.
         """
-        if self._since is not None:
-            return
-        self._since = now
-        self._memory = float(max(_MEMORY, running))
+        if self._since is None:
+            self._since = now
+            self._memory = float(_MEMORY)
+        self._memory = max(self._memory, running)
         if running > self._moved:
-            self._elapsed = self._known_s() * running
-            self._moved = running
+            if self._moved:
+                self._elapsed *= running / self._moved
+            self._moved = float(running)
 
     def moved(self, now: float) -> None:
         """Somebody was placed, which counts while others wait."""
@@ -51,9 +52,6 @@ class Pace:
         """Seconds from one that leaves the queue to the next; zero while nothing is known."""
         running = 0.0 if self._since is None else now - self._since
         return (self._elapsed + running) / (self._moved + 1)
-
-    def _known_s(self) -> float:
-        return self._elapsed / self._moved if self._moved else 0.0
 
     def _advance(self, now: float) -> None:
         if self._since is not None:

@@ -44,6 +44,7 @@ class Ledger:
         self._sums: dict[WorkerKey, Load] = {}
         self._by_worker: dict[WorkerKey, set[RequestKey]] = {}
         self._by_model: dict[str, Counter[str]] = {}
+        self._requests: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -64,6 +65,10 @@ class Ledger:
         """Sequences of a model that are promised, by tenant."""
         return self._by_model.get(model, Counter())
 
+    def requests(self, model: str) -> int:
+        """Requests of a model that are promised, each with all its sequences."""
+        return self._requests[model]
+
     def reserve(self, reservation: Reservation) -> None:
         """Raises ValueError where the request holds one already."""
         if reservation.key in self._all:
@@ -73,6 +78,7 @@ class Ledger:
         self._sums[reservation.worker] = self.load(reservation.worker) + reservation.load
         demand = reservation.demand
         self._by_model.setdefault(demand.model, Counter())[reservation.tenant] += demand.n
+        self._requests[demand.model] += 1
 
     def start(self, key: RequestKey) -> Reservation | None:
         """The prefill is computed. None where there is nothing to change."""
@@ -99,12 +105,13 @@ class Ledger:
         return held
 
     def _leave_model(self, held: Reservation) -> None:
+        self._requests[held.demand.model] -= 1
         tenants = self._by_model[held.demand.model]
         tenants[held.tenant] -= held.demand.n
         if not tenants[held.tenant]:
             del tenants[held.tenant]
             if not tenants:
-                del self._by_model[held.demand.model]
+                del self._by_model[held.demand.model], self._requests[held.demand.model]
 
     def drop_worker(self, worker: WorkerKey) -> list[Reservation]:
         return self._drop(tuple(self._by_worker.get(worker, ())))
@@ -130,6 +137,7 @@ class Ledger:
         """Sums equal their parts, nothing is negative, and every worker with reservations is live."""
         sums: dict[WorkerKey, Load] = {}
         tenants: dict[str, Counter[str]] = {}
+        requests = Counter(held.demand.model for held in self._all.values())
         for key, held in self._all.items():
             assert held.key == key
             assert held.load == held.load.beyond(NO_LOAD), f"negative reservation {held}"
@@ -137,6 +145,7 @@ class Ledger:
             sums[held.worker] = sums.get(held.worker, NO_LOAD) + held.load
             tenants.setdefault(held.demand.model, Counter())[held.tenant] += held.demand.n
         assert tenants == self._by_model, "sequences by tenant differ from their parts"
+        assert requests == self._requests, "requests by model differ from their parts"
         assert sums == self._sums, "sums differ from their parts"
         keys = {key for held in self._by_worker.values() for key in held}
         assert keys == set(self._all), "reservations and the per-worker index differ"

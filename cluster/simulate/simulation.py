@@ -58,7 +58,7 @@ class Simulation:
         blueprint: Blueprint,
         policy: Named,
         *,
-        max_queue: int = 1024,
+        max_queue: int = 4096,
         delays: Delays = IN_LIFE,
         seed: int = 0,
         progress: Progress | None = None,

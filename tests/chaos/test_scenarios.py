@@ -16,7 +16,8 @@ WANTED = [
     scenario for scenario in SCENARIOS if SCENARIO in (None, "", scenario.name) and scenario.ranks <= RANKS
 ]
 
-pytestmark = pytest.mark.chaos
+# beyond any limit of a scenario, so that it is the scenario that tells what was awaited
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("repetition", range(REPEAT))

@@ -18,7 +18,7 @@ from waiting import until
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from rich.console import Console
-from decodefleet.cluster.lives import FAILED, HOPELESS, STOPPED, UP, Lives
+from decodefleet.cluster.lives import FAILED, STOPPED, UP, Lives
 
 script = pathlib.Path(sys.argv[1])
 
@@ -35,19 +35,19 @@ def life(folder):
     if end == "waits":
         signal.signal(signal.SIGINT, lambda *_: os._exit(STOPPED))
         time.sleep(1000)
-    return {"fails": FAILED, "hopeless": HOPELESS, "stops": STOPPED}[end]
+    return {"fails": FAILED, "stops": STOPPED}[end]
 
-sys.exit(Lives(life, Console(), float(sys.argv[2])).run())
+sys.exit(Lives(life, Console(), float(sys.argv[2]), float(sys.argv[3])).run())
 """
 
 
 class Run:
-    def __init__(self, folder: Path, script: str, first_pause_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, script: str, first_pause_s: float = 0.0, steady_s: float = 0.0) -> None:
         (folder / "script").write_text(script)
         self._out = folder / "out"
         with self._out.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(folder / "script"), str(first_pause_s)],
+                [sys.executable, "-c", PROGRAM, str(folder / "script"), str(first_pause_s), str(steady_s)],
                 stdout=out,
                 start_new_session=True,
             )
@@ -81,12 +81,10 @@ def runs() -> Iterator[list[Run]]:
     ("script", "code", "lives"),
     [
         pytest.param("down:fails", 1, 1, id="a first start that fails is final"),
-        pytest.param("down:hopeless", 1, 1, id="so is one that would fail again"),
         pytest.param("up:stops", 0, 1, id="what was told to stop stops"),
         pytest.param("up:fails down:fails down:fails up:stops", 0, 4, id="lost, and two starts that fail"),
         pytest.param("up:fails down:killed up:stops", 0, 3, id="a start that is killed"),
         pytest.param("up:killed up:fails up:stops", 0, 3, id="killed while it served"),
-        pytest.param("up:fails down:hopeless", 1, 2, id="lost, and wrong by now"),
     ],
 )
 def test_lives_follow_each_other(script: str, code: int, lives: int, tmp_path: Path, runs: list[Run]) -> None:
@@ -105,10 +103,19 @@ def test_pauses_grow_while_starts_fail(tmp_path: Path, runs: list[Run]) -> None:
     assert paused == ["", "0.01", "0.02", "", "0.01"]
 
 
-def test_only_the_logs_of_the_last_failure_stay(tmp_path: Path, runs: list[Run]) -> None:
-    run = Run(tmp_path, "up:fails down:fails down:hopeless")
+def test_what_is_lost_soon_after_it_came_up_is_started_less_and_less_often(
+    tmp_path: Path, runs: list[Run]
+) -> None:
+    run = Run(tmp_path, "up:fails up:fails up:killed up:stops", 0.01, steady_s=1000.0)
     runs.append(run)
-    assert run.process.wait() == 1
+    assert run.process.wait() == 0
+    assert re.findall(r"starting again(?: in (\S+) s)?", run.said) == ["", "0.01", "0.02"]
+
+
+def test_only_the_logs_of_the_last_failure_stay(tmp_path: Path, runs: list[Run]) -> None:
+    run = Run(tmp_path, "up:fails down:fails down:fails up:waits", 0.01)
+    runs.append(run)
+    until(lambda: len(run.lives) == 4)
     assert [folder.exists() for folder in run.folders] == [False, False, True]
 
 

@@ -94,14 +94,18 @@ def test_free_ports_are_distinct_and_free() -> None:
 
 def test_free_ports_are_not_given_to_others_meanwhile() -> None:
     lowest, highest = (int(word) for word in processes.GIVEN_PORTS.read_text().split())
+    if lowest <= processes.OWN_PORTS[0] and processes.OWN_PORTS[-1] <= highest:
+        pytest.skip("this system gives all of our ports away")
     assert not [port for port in free_ports(50) if lowest <= port <= highest]
 
 
 def test_a_port_in_use_is_no_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = free_ports(2)
-    monkeypatch.setattr(processes, "OWN_PORTS", (first, second))
-    with socket.create_server(("127.0.0.1", first)):
-        assert free_ports(1) == [second]
+    used, free = free_ports(2)
+    monkeypatch.setattr(processes, "OWN_PORTS", (used, free))
+    with socket.create_server(("127.0.0.1", used)):
+        # the second is one that the system gives
+        assert free in (found := free_ports(2))
+        assert used not in found
 
 
 def test_ports_are_free_where_the_system_gives_all_away(

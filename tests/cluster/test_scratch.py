@@ -54,6 +54,6 @@ def test_sockets_fit_where_paths_are_long(tmp_path, monkeypatch):
     deep = tmp_path / ("x" * 80)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    folder = ScratchFolder("some-")
+    folder = ScratchFolder("decodefleet-test-")
     assert len(str(folder.path)) < 80
     folder.close()

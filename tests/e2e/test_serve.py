@@ -212,6 +212,7 @@ def test_a_killed_scheduler_is_replaced_and_requests_go_on(served: Served) -> No
     until(lambda: len(incarnations(served)) == 2)
 
 
+@pytest.mark.timeout(600)
 def test_a_start_that_fails_after_a_lost_raylet_is_tried_again(served: Served) -> None:
     (raylet,) = served.census()["raylet"]
     raylet.kill()
@@ -241,13 +242,14 @@ def test_ctrl_c_lets_streams_finish_and_leaves_no_process(served: Served) -> Non
     running = metric(served, "decodefleet_generation_tokens_total")
     request.start()
     until(lambda: metric(served, "decodefleet_generation_tokens_total") > running)
-    folder = re.search(r"logs: (\S+)", served.log.read_text())
-    assert folder is not None
+    # of all its lives
+    folders = re.findall(r"logs: (\S+)", served.log.read_text())
+    assert Path(folders[-1]).exists()
     assert served.stop() == 0, served.log.read_text()
     request.join()
     assert answers[0]["usage"]["completion_tokens"] == 150
     assert not [process for process in served.seen.values() if process.is_running()]
-    assert not Path(folder[1]).exists()
+    assert not [folder for folder in folders if Path(folder).exists()]
     assert port_is_free("127.0.0.1", served.port)
     assert "Traceback" not in served.log.read_text()
 

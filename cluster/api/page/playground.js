@@ -18,10 +18,10 @@ export class Playground {
     byId("playground").addEventListener("keydown", (event) => { if (event.key === "Escape") this.stop(); });
   }
 
-  async loadModels() {
+  async loadModels(signal) {
     const chosen = byId("model").value;
     try {
-      const names = (await getJson("v1/models")).data.map((model) => model.id);
+      const names = (await getJson("v1/models", signal)).data.map((model) => model.id);
       byId("model").replaceChildren(...names.map((name) => el("option", { value: name }, name)));
       if (names.includes(chosen)) byId("model").value = chosen;
     } catch {
@@ -50,7 +50,7 @@ export class Playground {
     this.show("user", "you", text);
     this.busy(true);
     // the server was away, or the key was missing, when the page asked
-    if (!byId("model").value) await this.loadModels();
+    if (!byId("model").value) await this.loadModels(this.running.signal);
     const answer = new Answer(byId("model").value || "no model");
     const request = chat ? this.chatRequest() : { ...this.parameters(), prompt: text };
     await answer.read(chat ? "v1/chat/completions" : "v1/completions", request, this.running.signal);

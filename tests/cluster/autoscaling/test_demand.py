@@ -2,7 +2,7 @@
 
 import pytest
 
-from decodefleet.cluster.autoscaling.demand import MOST, Demand, Trend, trend
+from decodefleet.cluster.autoscaling.demand import MOST, SLOT_S, Demand, Trend, trend
 
 
 def test_old_requests_are_forgotten(make):
@@ -80,6 +80,30 @@ def test_a_chance_peak_is_not_expected_to_last(make):
         peak = max(steady[first : first + 40], key=lambda work: sum(work[-12:]) / sum(work))
         found.append(trend(peak, 60.0, 0.0).growth)
     assert sum(found) / len(found) < 0.99
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "since"), [(100, 1, 120), (100, 1, 60), (100, 10, 120), (100, 50, 90)]
+)
+def test_a_cliff_is_not_continued_below_what_is_left(before, after, since):
+    """What the whole last minute had comes again, or little less, however steep the fall before it was."""
+    slots = round(240 / SLOT_S)
+    work = [before] * (slots - round(since / SLOT_S)) + [after] * round(since / SLOT_S)
+    assert 0.9 <= trend(work, 60.0, 60.0).growth <= 1.0
+    # in the middle of the last minute: less, but never so little that time stands still
+    work = [before] * (slots - 6) + [0] * 6
+    assert 0.9 <= trend(work, 60.0, 60.0).growth < 2.0
+
+
+def test_a_burst_long_ago_takes_nothing_from_now():
+    work = [1000] * 4 + [100] * 44
+    assert 0.9 <= trend(work, 60.0, 60.0).growth <= 1.0
+
+
+def test_a_fall_is_sure_only_of_a_whole_past(make):
+    """With few sums a line leaves next to nothing over, by chance."""
+    short = [worked(make.poisson(lambda at: 10.0, 100.0, seed), 100.0) for seed in range(100)]
+    assert all(trend(work, 60.0, 60.0).falls == 0 for work in short)
 
 
 def test_a_step_is_believed(make):

@@ -160,6 +160,26 @@ def test_pace_of_many_is_not_judged_by_the_time_before_the_first_ends():
         now += 1000.0
 
 
+def test_pace_follows_a_fleet_that_fills_while_somebody_waits():
+    """Long prompts: a wait begins when few run. 512 then end together after 10 s."""
+    pace = Pace()
+    for now, running in ((0.0, 4), (0.5, 100), (1.0, 512)):
+        pace.waits(now, running)
+    assert pace.interval_s(10.0) <= 10 / 512
+    for _ in range(512):
+        pace.moved(10.0)
+    pace.waits(10.0, running=512)
+    assert pace.interval_s(20.0) <= 2 * 10 / 512
+
+
+def test_pace_remembers_a_wait_in_vain():
+    pace = Pace()
+    for begin in (0.0, 100.0):
+        pace.waits(begin, running=1)
+        pace.rests(begin + 20.0)
+    assert pace.interval_s(120.0) == 20.0
+
+
 def test_turns_of_a_lone_tenant_are_its_place_in_the_line():
     waiters = [make_waiter(number) for number in range(5)]
     queue = make_queue(*waiters)
