@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from chaos_cluster import BREAKS, GOES_ON, Cluster, Scenario, disturb
 from chaos_nodes import TwoNodes
-from chaos_report import SEED, outcomes
+from chaos_report import REPEAT, SEED, outcomes
 from chaos_streams import Length
 
 from decodefleet.cluster.embedded_redis import EmbeddedRedis
@@ -58,8 +58,9 @@ def cluster(smollm2: Path, tmp_path: Path, nodes: TwoNodes) -> Iterator[NodesClu
         cluster.stop()
 
 
+@pytest.mark.parametrize("repetition", range(REPEAT))
 def test_a_lost_node_takes_no_stream_along_but_those_of_its_router(
-    cluster: NodesCluster, nodes: TwoNodes
+    cluster: NodesCluster, nodes: TwoNodes, repetition: int
 ) -> None:
     def strike(_: Cluster, __: random.Random) -> str:
         (raylet,) = nodes.other.named("/raylet/raylet ")
@@ -69,7 +70,7 @@ def test_a_lost_node_takes_no_stream_along_but_those_of_its_router(
 
     routers = nodes.other.named("ServeReplica:decodefleet:router")
     scenario = Scenario("raylet of a second node", strike, streams=BREAKS if routers else GOES_ON)
-    outcome = disturb(cluster, scenario, SEED, STREAMS)
+    outcome = disturb(cluster, scenario, SEED + repetition, STREAMS)
     outcomes.append(outcome)
     print(f"\n{outcome}", flush=True)
     assert outcome.faults == []
