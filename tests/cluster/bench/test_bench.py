@@ -90,6 +90,8 @@ def test_ctrl_c_in_the_command_ends_with_the_table(serving, tmp_path: Path) -> N
         "from rich.console import Console\n"
         "from decodefleet.cluster.bench import command\n"
         "from decodefleet.cluster.bench.progress import Lines\n"
+        # what a shell starts in the background ignores it, and so do the tests that run there
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Interrupting(Lines):\n"
         "    told = False\n"
         "    def __call__(self, plan, exchange):\n"
