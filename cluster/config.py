@@ -33,7 +33,7 @@ from decodefleet.worker.logs import LogFormat
 from .access.keyring import Keyring, UnusableKeys
 from .addresses import is_loopback, local_url
 from .autoscaling.config import ScalingOptions
-from .scheduling.config import PolicyName
+from .scheduling.config import MAX_QUEUE, PolicyName
 from .tls import TlsOptions, UnusableCertificate
 
 ENV_PREFIX = "DECODEFLEET_"
@@ -100,7 +100,9 @@ class ServeConfig(Frozen):
         "Cluster",
         "how a worker is picked: by predicted time, in turn, or by load or cached prefix alone",
     )
-    max_queue: int = _option(4096, "Cluster", "requests that may wait for a worker before 429 is sent", ge=0)
+    max_queue: int = _option(
+        MAX_QUEUE, "Cluster", "requests that may wait for a worker before 429 is sent", ge=0
+    )
     max_queue_wait_s: float = _option(
         30.0, "Cluster", "predicted wait for a worker beyond which 429 is sent at once", gt=0
     )

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PolicyName = Literal["cost", "round-robin", "least-load", "prefix-only"]
 
+# requests of one model: the bound on memory, where `max_queue_wait_s` is the one on time
+MAX_QUEUE = 4096
+
 
 class SchedulingConfig(BaseModel):
     """Frozen, unknown keys are errors."""
@@ -24,7 +27,7 @@ class SchedulingConfig(BaseModel):
         ge=0,
         description="with late binding: prefill in seconds that a worker may have queued and still get more",
     )
-    max_queue: int = Field(4096, ge=0, description="requests that may wait for a worker of one model")
+    max_queue: int = Field(MAX_QUEUE, ge=0, description="requests that may wait for a worker of one model")
     max_queue_wait_s: float = Field(
         30.0, gt=0, description="predicted wait beyond which a request is refused rather than queued"
     )

@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from decodefleet.worker.config import BatchConfig, Frozen
 
+from ..scheduling.config import MAX_QUEUE
+
 LOAD = "Load"
 FLEET = "Fleet"
 SCALING = "Autoscaling"
@@ -43,7 +45,9 @@ class SimulateOptions(Frozen):
     trace_speed: Positive = _option(1.0, LOAD, "2 replays the trace twice as fast")
     rate: float | None = _option(None, LOAD, "requests per second on average, instead of --trace-speed", gt=0)
     copies: int = _option(1, LOAD, "play it so many times at once, for users with no common prefix", ge=1)
-    max_queue: int = _option(4096, LOAD, "requests that may wait in the scheduler; more are refused", ge=0)
+    max_queue: int = _option(
+        MAX_QUEUE, LOAD, "requests that may wait in the scheduler; more are refused", ge=0
+    )
     ttft_target_ms: Positive = _option(2000.0, LOAD, "time to first token that counts as good")
     tpot_target_ms: Positive = _option(100.0, LOAD, "time per further token that counts as good")
 

@@ -12,7 +12,7 @@ from random import Random
 
 from decodefleet.worker.protocol import Place, Placement, Refusal, Release, Started
 
-from ..scheduling.config import SchedulingConfig
+from ..scheduling.config import MAX_QUEUE, SchedulingConfig
 from ..scheduling.scheduler import GlobalScheduler, Outgoing
 from .arrivals import Arrival
 from .events import Events
@@ -58,7 +58,7 @@ class Simulation:
         blueprint: Blueprint,
         policy: Named,
         *,
-        max_queue: int = 4096,
+        max_queue: int = MAX_QUEUE,
         delays: Delays = IN_LIFE,
         seed: int = 0,
         progress: Progress | None = None,
